@@ -1,0 +1,117 @@
+"""One logical call: tries, waits and what becomes of a failure. The I/O is transport's, the decisions are retry's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from aioenv.client.request import encode
+from aioenv.client.retry import Failure, Policy, next_delay, repeatable, to_report
+from aioenv.client.transport import Transport
+from aioenv.errors import CallFailed
+
+T = TypeVar("T")
+
+logger = logging.getLogger("aioenv.client")
+
+# Its own, because trainers seed the global one: equal seeds on all ranks would make all ranks retry at the same
+# moments, and drawing from it would change what the trainer draws.
+uniform = random.Random().uniform
+
+
+class Caller:
+    """Makes the calls of one client. `timeout` is the limit of each try in seconds."""
+
+    def __init__(self, transport: Transport, policy: Policy, *, timeout: float, raises: bool) -> None:
+        self._transport = transport
+        self._policy = policy
+        self.timeout = timeout
+        self._raises = raises
+
+    async def call(
+        self,
+        route: str,
+        body: Callable[[], dict[str, Any]],
+        shape: Callable[[dict[str, Any]], T],
+        failed: Callable[[CallFailed], T],
+        max_retry: int | None,
+        *,
+        idempotent: bool = True,
+    ) -> T:
+        """The call's result, or after its last try what `failed` makes of the error.
+
+        `body` gives the request's JSON object and may raise BadRequest; `shape` takes the result out of the reply and
+        may raise WrongShape. Raises CallFailed where the client was asked to raise, and else nothing.
+        """
+        began = time.monotonic()
+        tries = self._policy.tries if max_retry is None else max_retry
+        try:
+            if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
+                raise ValueError(f"max_retry must be an int of at least 1, not {tries!r}")
+            # Encoded once: each try sends the same bytes, whatever the caller does to its objects meanwhile.
+            content = encode({**body(), "request_id": uuid.uuid4().hex})
+        except Exception as error:  # besides BadRequest, whatever the caller's own mappings raise
+            return self._give_up(route, Failure("bad_request", str(error) or repr(error)), 0, began, failed, False)
+        failures: list[Failure] = []
+        done = 0
+        while True:
+            outcome: tuple[T] | Failure | None = self._transport.unusable()
+            if outcome is None:
+                outcome = await self._transport.post(route, content, timeout=self._left(began), shape=shape)
+                done += 1
+            if not isinstance(outcome, Failure):
+                return outcome[0]
+            failures.append(outcome)
+            delay = next_delay(
+                outcome,
+                self._policy,
+                idempotent=idempotent,
+                tries=tries,
+                done=done,
+                elapsed=time.monotonic() - began,
+                uniform=uniform,
+            )
+            if delay is None:
+                failure = to_report(failures, idempotent=idempotent)
+                again = repeatable(failure, self._policy, idempotent=idempotent)
+                return self._give_up(route, failure, done, began, failed, again)
+            logger.warning(
+                "%s: try %d of %d failed, next in %.1f s: %s: %s",
+                route,
+                done,
+                tries,
+                delay,
+                outcome.code,
+                outcome.message,
+            )
+            await asyncio.sleep(delay)
+
+    def _left(self, began: float) -> float:
+        """The time-out of a try that begins now."""
+        if self._policy.deadline is None:
+            return self.timeout
+        # aiohttp takes 0 for "no limit".
+        return max(0.001, min(self.timeout, self._policy.deadline - (time.monotonic() - began)))
+
+    def _give_up(
+        self, route: str, failure: Failure, tries: int, began: float, failed: Callable[[CallFailed], T], retryable: bool
+    ) -> T:
+        seconds = time.monotonic() - began
+        logger.error("%s failed after %d tries in %.1f s: %s: %s", route, tries, seconds, failure.code, failure.message)
+        error = CallFailed(
+            failure.message,
+            code=failure.code,
+            status=failure.status,
+            retryable=retryable,
+            instance_gone=failure.instance_gone,
+            tries=tries,
+            seconds=seconds,
+        )
+        if self._raises:
+            raise error
+        return failed(error)

@@ -1,0 +1,213 @@
+"""EnvClient: what a trainer calls.
+
+arguments ─▶ request (bytes) ─▶ call ─▶ transport (one exchange) ─▶ reply (data or Failure) ─▶ result
+                                           ▲                              │
+                                           └──────── delay ◀── retry ◀────┤
+                                                                          └─▶ fallback, or CallFailed
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from aioenv.client import fallback, reply, request
+from aioenv.client.call import Caller, uniform
+from aioenv.client.fallback import Score
+from aioenv.client.retry import Policy
+from aioenv.client.transport import Transport
+from aioenv.errors import CallFailed
+from aioenv.schema import Message
+
+
+class EnvClient:
+    """Asynchronous client of one aioenv service, for any number of concurrent calls in one event loop.
+
+    Use it as `async with EnvClient(url) as client:`, or `await client.close()` at the end. All times are in seconds.
+
+    What a call raises: with `on_error="fallback"` nothing but a cancellation, ever, not even for a wrong argument or
+    a closed client; it returns the method's fallback (see `aioenv.client.fallback`) and logs the reason to the logger
+    `aioenv.client`. With `on_error="raise"` it raises `aioenv.errors.CallFailed` in each of these cases, and nothing
+    else. Only the constructor raises ValueError, at once. The codes are in protocol.md and `aioenv.client.retry`.
+
+    What is retried, up to `tries` times in all: only what may succeed later, never a 4xx. A step is not idempotent,
+    so unless `retry_unsafe` it is sent again only if it provably never ran: no connection came about, or the server
+    said 503 in the protocol's form (a proxy's own 503 proves nothing). Else its fallback says that the outcome is
+    unknown. All other calls are idempotent. Every POST carries a `request_id`, the same over the tries of one call.
+
+    timeout, timeout_jitter   limit of each try: timeout + uniform(*timeout_jitter), drawn once per client (see the
+                              property `timeout`), so that the clients of a stuck server don't come back all at once
+    connect_timeout           limit of making a connection, within that
+    deadline                  limit over all tries and waits of a call; None for none
+    min_backoff, max_backoff  bounds of the waits between tries
+    max_retry_after           the most that a server's Retry-After is honoured
+    token                     sent as `Authorization: Bearer`
+    """
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8080",
+        *,
+        token: str | None = None,
+        tries: int = 3,
+        timeout: float = 150.0,
+        timeout_jitter: tuple[float, float] = (50.0, 200.0),
+        connect_timeout: float = 30.0,
+        deadline: float | None = None,
+        min_backoff: float = 3.0,
+        max_backoff: float = 10.0,
+        max_retry_after: float = 60.0,
+        retry_unsafe: bool = False,
+        on_error: Literal["fallback", "raise"] = "fallback",
+    ) -> None:
+        parts = urlsplit(base_url)
+        _ = parts.port  # raises ValueError where it is no port
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"base_url must look like http://127.0.0.1:8080, not {base_url!r}")
+        if on_error not in ("fallback", "raise"):
+            raise ValueError(f"on_error must be 'fallback' or 'raise', not {on_error!r}")
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise ValueError("token must be printable ASCII: it goes into a header")
+        drawn = timeout + uniform(*timeout_jitter)
+        if not (drawn > 0 and connect_timeout > 0):
+            raise ValueError(f"time-outs must be over 0, not {drawn!r} and {connect_timeout!r}")
+        policy = Policy(tries, min_backoff, max_backoff, max_retry_after, deadline, retry_unsafe)
+        self._transport = Transport(base_url, token=token, connect_timeout=connect_timeout)
+        self._caller = Caller(self._transport, policy, timeout=drawn, raises=on_error == "raise")
+
+    @property
+    def base_url(self) -> str:
+        return self._transport.base_url
+
+    @property
+    def timeout(self) -> float:
+        """The limit of each try in seconds, as drawn for this client."""
+        return self._caller.timeout
+
+    async def __aenter__(self) -> EnvClient:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections. Calls in flight and later ones fail with `client_closed`; harmless if repeated."""
+        await self._transport.close()
+
+    async def get_env_profile(
+        self, env_type: str, split: str = "train", params: Mapping[str, Any] | None = None, max_retry: int | None = None
+    ) -> list[str]:
+        """The task ids of a split; fallback `[]`. `max_retry`, here and below: tries of this call, at least 1."""
+
+        def body() -> dict[str, Any]:
+            return {
+                "env_type": request.text(env_type, "env_type"),
+                "params": {"split": split, **request.mapping(params, "params")},
+            }
+
+        return await self._caller.call("/get_env_profile", body, reply.task_ids, lambda error: [], max_retry)
+
+    async def create_instance(
+        self,
+        env_type: str,
+        task_id: str,
+        instance_id: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        max_retry: int | None = None,
+    ) -> dict[str, Any]:
+        """Make a world for a task: its state (messages), reward, is_terminated and info, which has its instance_id.
+
+        Without an `instance_id` the client chooses one before the first try, so that a second try can't make a second
+        world. After a fallback a world may nevertheless exist, if a reply was lost; the service reaps it when idle.
+        """
+        chosen = uuid.uuid4().hex if instance_id is None else instance_id
+
+        def body() -> dict[str, Any]:
+            return {
+                "env_type": request.text(env_type, "env_type"),
+                "task_id": request.text(task_id, "task_id"),
+                "instance_id": request.text(chosen, "instance_id"),
+                "params": request.mapping(params, "params"),
+            }
+
+        def failed(error: CallFailed) -> dict[str, Any]:
+            return fallback.create(chosen, task_id or "", error)
+
+        return await self._caller.call("/create", body, reply.created, failed, max_retry)
+
+    async def step(
+        self,
+        instance_id: str,
+        action: Mapping[str, Any] | Message | None = None,
+        params: Mapping[str, Any] | None = None,
+        max_retry: int | None = None,
+    ) -> dict[str, Any]:
+        """Take one action; state (one message), reward, is_terminated and info. The one call that isn't idempotent."""
+        return await self._caller.call(
+            "/step",
+            lambda: _on_instance(instance_id, action, params),
+            reply.stepped,
+            lambda error: fallback.step(instance_id, error),
+            max_retry,
+            idempotent=False,
+        )
+
+    async def evaluate(
+        self,
+        instance_id: str,
+        messages: Mapping[str, Any] | Message | None = None,
+        params: Mapping[str, Any] | None = None,
+        max_retry: int | None = None,
+    ) -> Score:
+        """The env's score of the world as it stands: a float. Fallback 0.0, which has `.fallback` True and `.error`."""
+
+        def body() -> dict[str, Any]:
+            return _on_instance(instance_id, messages, params)
+
+        def failed(error: CallFailed) -> Score:
+            return Score(0.0, fallback.describe(error))
+
+        return await self._caller.call("/evaluate", body, lambda data: Score(reply.score(data)), failed, max_retry)
+
+    async def get_tools_info(
+        self,
+        instance_id: str,
+        messages: Mapping[str, Any] | Message | None = None,
+        params: Mapping[str, Any] | None = None,
+        max_retry: int | None = None,
+    ) -> Any:
+        """What the env says of its tools (`/get_info`); fallback None."""
+
+        def body() -> dict[str, Any]:
+            return _on_instance(instance_id, messages, params)
+
+        return await self._caller.call("/get_info", body, reply.any_data, lambda error: None, max_retry)
+
+    async def release_instance(self, instance_id: str, max_retry: int | None = None) -> bool:
+        """End a world; fallback False. False is also what the service says of an unknown or already released id.
+
+        So it may be False where a first try released the world and its reply was lost.
+        """
+
+        def body() -> dict[str, Any]:
+            return {"instance_id": request.text(instance_id, "instance_id")}
+
+        return await self._caller.call("/release", body, reply.released, lambda error: False, max_retry)
+
+    async def healthz(self, timeout: float = 10.0) -> bool:
+        """Whether the service lives. One try; never raises."""
+        return await self._transport.get("/healthz", timeout=timeout) == 200
+
+    async def ready(self, timeout: float = 10.0) -> bool:
+        """Whether the service would take a create now. One try; never raises."""
+        return await self._transport.get("/readyz", timeout=timeout) == 200
+
+
+def _on_instance(instance_id: object, messages: object, params: object) -> dict[str, Any]:
+    return {
+        "instance_id": request.text(instance_id, "instance_id"),
+        "messages": request.mapping(messages, "messages"),
+        "params": request.mapping(params, "params"),
+    }

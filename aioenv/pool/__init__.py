@@ -1,0 +1,1 @@
+"""The processes behind the server: templates, worlds forked from them, and the jobs executor."""

@@ -1,0 +1,274 @@
+"""The server's end of one worker process: calls over its pipe, its death, and its children's.
+
+    call("step", …) ──▶ transport ──▶ pipe ──▶ Worker.serve      (worker.py, in the process)
+         future ◀── _dispatch ◀── data_received ◀──┘
+
+The asyncio transport reads and writes whole buffers without blocking; frames are cut here. A death is told by the
+parent that reaped it (`{"exit": pid, …}` on the parent's pipe), which names the signal; the end of the pipe alone is
+taken for a death too, as the reaper may be dead itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aioenv.errors import AioenvError, BadRequest, EnvError, InternalError, UnknownTask
+from aioenv.pool.lifeline import Lifeline
+from aioenv.pool.wire import FrameDecoder, FrameError, pack
+
+log = logging.getLogger("aioenv.pool")
+
+# Seconds from the end of the pipe to the exit report, before a process is taken for alive without a pipe.
+EXIT_REPORT_GRACE = 0.2
+# Seconds from the exit report to the end of the pipe, before going on without it: a grandchild may hold it open.
+PIPE_END_GRACE = 1.0
+# Seconds that a killed process has to die of its cut lifeline, before it is killed by pid.
+KILL_GRACE = 1.0
+
+_ERRORS: dict[str, type[AioenvError]] = {error.code: error for error in (BadRequest, UnknownTask, EnvError)}
+
+
+class WorkerDied(Exception):
+    """The process ended before, or instead of, answering. The text is the cause: `killed by SIGKILL (9)`."""
+
+
+@dataclass
+class _Call:
+    future: asyncio.Future[Any]
+    # Runs the moment the answer is read, before any later frame is looked at.
+    convert: Callable[[Any], Any] | None = None
+
+
+class WorkerProcess(asyncio.Protocol):
+    """One process. Not made directly: see `start_root` and `fork`."""
+
+    def __init__(self, name: str, family: dict[int, WorkerProcess], sock: socket.socket, line: Lifeline) -> None:
+        self.name = name
+        self.pid = 0
+        # Done, with the cause, when the process is gone.
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._family = family
+        self._sock = sock
+        self._lifeline = line
+        self._transport: asyncio.Transport | None = None
+        self._decoder = FrameDecoder()
+        self._calls: dict[int, _Call] = {}
+        self._number = 0
+        self._fork_lock = asyncio.Lock()
+        self._reason: str | None = None  # why we killed it
+        self._exit_status: int | None = None
+        self._pipe_ended = False
+        self.bears_children = False
+
+    # -- calling -----------------------------------------------------------------------------------------------------
+
+    async def call(self, op: str, **fields: Any) -> Any:
+        """Ask the process to do `op`; its answer's data.
+
+        Raises WorkerDied, or what the env raised: BadRequest, UnknownTask, EnvError. Cancelling leaves the process at
+        work with an answer that nobody takes: whoever cancels must kill it.
+        """
+        call, frame = self._new_call(op, fields)
+        assert self._transport is not None
+        self._transport.write(pack(frame))
+        return await call.future
+
+    async def fork(self, name: str, folder: Path) -> WorkerProcess:
+        """A child of this process, living in `folder`. Raises WorkerDied and InternalError."""
+        async with self._fork_lock:  # one at a time: the pipe's buffer must have room for the descriptors
+            near, far = multiprocessing.Pipe(duplex=True)
+            line = Lifeline()
+            with near, far:
+                sock = socket.socket(fileno=os.dup(near.fileno()))
+                child = WorkerProcess(name, self._family, sock, line)
+                try:
+                    call, frame = self._new_call("fork", {"folder": str(folder)}, child._born)
+                    socket.send_fds(self._sock, [pack(frame)], [far.fileno(), line.far])
+                except BaseException:
+                    line.cut()
+                    sock.close()
+                    raise
+            line.handed_over()
+            try:
+                await call.future
+                await child._connect()
+            except BaseException as error:
+                # A child that is born yet finds its lifeline cut, and its parent reports it as any other death.
+                line.cut()
+                sock.close()
+                if isinstance(error, EnvError):
+                    raise InternalError(f"{self.name} could not fork: {error}") from None
+                raise
+        return child
+
+    def _born(self, data: Any) -> None:
+        self.pid = int(data)
+        self._family[self.pid] = self
+
+    async def _connect(self) -> None:
+        self._sock.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._sock)
+
+    def _new_call(
+        self, op: str, fields: dict[str, Any], convert: Callable[[Any], Any] | None = None
+    ) -> tuple[_Call, dict[str, Any]]:
+        if self.ended.done():
+            raise WorkerDied(self.ended.result())
+        if self._pipe_ended or self._reason:
+            raise WorkerDied(self._reason or "its pipe ended")
+        self._number += 1
+        call = _Call(asyncio.get_running_loop().create_future(), convert)
+        self._calls[self._number] = call
+        return call, {"n": self._number, "op": op, **fields}
+
+    # -- answers (asyncio.Protocol) ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._reason is not None:
+            return  # being killed: nothing it says counts
+        try:
+            if not self._calls and not self.bears_children:
+                raise FrameError("it was not asked anything")
+            for frame in self._decoder.feed(data):
+                self._dispatch(frame)
+        except FrameError as error:
+            self.kill(f"its process wrote what is no answer to its pipe ({error})")
+
+    def _dispatch(self, frame: dict[str, Any]) -> None:
+        if self.bears_children and "exit" in frame:
+            child = self._family.get(frame["exit"])
+            if child is not None:
+                child._exited(frame["status"])
+            return
+        number = frame.get("n")
+        call = self._calls.pop(number, None) if isinstance(number, int) else None
+        if call is None:
+            raise FrameError(f"answer {number!r} belongs to no question")
+        if call.future.done():
+            return
+        error = frame.get("error")
+        if error is None:
+            data = frame.get("data")
+            call.future.set_result(call.convert(data) if call.convert else data)
+        elif isinstance(error, dict):
+            kind = _ERRORS.get(str(error.get("code")), EnvError)
+            call.future.set_exception(kind(str(error.get("message"))))
+        else:
+            raise FrameError("an answer's error is no object")
+
+    # -- death -------------------------------------------------------------------------------------------------------
+
+    def kill(self, reason: str) -> None:
+        """End the process now, whatever it does. `reason` completes the sentence "the instance ended: …"."""
+        if self.ended.done():
+            return
+        if self._reason is None:
+            self._reason = reason
+        self._lifeline.cut()
+        asyncio.get_running_loop().call_later(KILL_GRACE, self._kill_by_pid)
+        self._fail_calls(self._reason)
+
+    def _kill_by_pid(self) -> None:
+        if not self.ended.done() and self._exit_status is None and self.pid:
+            log.warning("%s (pid %d) did not die of its lifeline: SIGKILL", self.name, self.pid)
+            try:
+                os.kill(self.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pipe_ended = True
+        if self._exit_status is not None:
+            self._end()
+        else:
+            # It is dead and its reaper will say so any moment; or it lives and has closed its pipe; or its reaper died.
+            asyncio.get_running_loop().call_later(EXIT_REPORT_GRACE, self._end_unreported)
+
+    def _end_unreported(self) -> None:
+        if self._exit_status is None:
+            self.kill(self._reason or "its process closed its pipe")
+            asyncio.get_running_loop().call_later(2 * KILL_GRACE, self._end)
+
+    def _exited(self, status: int) -> None:
+        self._exit_status = status
+        if self._pipe_ended:
+            self._end()
+        else:
+            # An answer may still be in the pipe, before its end. A grandchild may hold the end open.
+            asyncio.get_running_loop().call_later(PIPE_END_GRACE, self._end)
+
+    def _end(self) -> None:
+        if self.ended.done():
+            return
+        cause = self._reason
+        if cause is None and self._exit_status is not None:
+            cause = describe_exit(self._exit_status)
+        self.ended.set_result(cause or "its process is gone")
+        self._family.pop(self.pid, None)
+        self._lifeline.cut()
+        self._fail_calls(self.ended.result())
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _fail_calls(self, cause: str) -> None:
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.future.done():
+                call.future.set_exception(WorkerDied(cause))
+
+
+def describe_exit(status: int) -> str:
+    """What a wait status says, for people."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "signal"
+        return f"its process was killed by {name} ({number})"
+    return f"its process exited with code {os.waitstatus_to_exitcode(status)}"
+
+
+async def start_root() -> WorkerProcess:
+    """The process that all others descend from, and the only child of the server."""
+    near, far = multiprocessing.Pipe(duplex=True)
+    line = Lifeline()
+    with near, far:
+        popen = subprocess.Popen(  # noqa: ASYNC220 - once at start, and asyncio's would add a thread
+            [sys.executable, "-m", "aioenv.pool.worker", str(far.fileno()), str(line.far)],
+            pass_fds=(far.fileno(), line.far),
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # the server's own stdout is for what it says itself
+        )
+        sock = socket.socket(fileno=os.dup(near.fileno()))
+    line.handed_over()
+    root = WorkerProcess("the root process", {}, sock, line)
+    root.pid = popen.pid
+    root.bears_children = True
+    await root._connect()
+    loop = asyncio.get_running_loop()
+    pidfd = os.pidfd_open(popen.pid)
+
+    def reap() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        code = popen.wait()
+        root._exited(-code if code < 0 else code << 8)
+
+    loop.add_reader(pidfd, reap)
+    return root

@@ -1,0 +1,116 @@
+"""Frames on a process's pipe: a 4-byte big-endian length, then that many bytes of JSON.
+
+Both ends use this: the server feeds what it read to a `FrameDecoder`, a worker process talks through a blocking
+`Channel`. Nothing is ever unpickled: what a world sends was written by a model's code, if that code wants it so.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import deque
+from typing import Any
+
+import orjson
+
+HEADER = struct.Struct("!I")
+# Larger than any body that the server takes by default (64 MiB), so that an answer may be larger than its question.
+FRAME_LIMIT = 256 * 2**20
+_READ_SIZE = 2**18
+_MAX_FDS = 8
+
+
+class FrameError(Exception):
+    """The bytes are no frame: too long, or not a JSON object. The exchange can't be saved."""
+
+
+def pack(frame: dict[str, Any]) -> bytes:
+    """One frame, ready to send.
+
+    Raises TypeError where a value can't be carried by JSON and FrameError where the frame is over `FRAME_LIMIT`.
+    """
+    body = orjson.dumps(frame)
+    if len(body) > FRAME_LIMIT:
+        raise FrameError(f"the message takes {len(body):,} bytes, over the limit of {FRAME_LIMIT:,}")
+    return HEADER.pack(len(body)) + body
+
+
+class FrameDecoder:
+    """Cuts a stream of bytes into frames, however it was split. Does no I/O."""
+
+    def __init__(self, limit: int = FRAME_LIMIT) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> list[dict[str, Any]]:
+        """The frames that `data` completes. Raises FrameError; the decoder is of no use afterwards."""
+        self._buffer += data
+        frames = []
+        position = 0
+        while len(self._buffer) - position >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._buffer, position)
+            if length > self._limit:
+                raise FrameError(f"a frame of {length:,} bytes was announced, over the limit of {self._limit:,}")
+            end = position + HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            try:
+                # A view held on would forbid the `del` below, so it goes before that.
+                with memoryview(self._buffer) as view:
+                    frame = orjson.loads(view[position + HEADER.size : end])
+            except orjson.JSONDecodeError as error:
+                raise FrameError(f"a frame is not JSON: {error}") from None
+            if not isinstance(frame, dict):
+                raise FrameError(f"a frame is a JSON {type(frame).__name__}, not an object")
+            frames.append(frame)
+            position = end
+        if position:
+            del self._buffer[:position]
+        return frames
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return len(self._buffer)
+
+
+class Channel:
+    """A worker's blocking end of its pipe; takes file descriptors along (SCM_RIGHTS)."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._decoder = FrameDecoder()
+        self._frames: deque[dict[str, Any]] = deque()
+        self._fds: deque[int] = deque()
+
+    def send_bytes(self, packed: bytes) -> None:
+        self.sock.sendall(packed)
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next frame; None at the end of the stream."""
+        while not self._frames:
+            data, fds, _, _ = socket.recv_fds(self.sock, _READ_SIZE, _MAX_FDS)
+            for fd in fds:
+                os.set_inheritable(fd, False)
+                self._fds.append(fd)
+            if not data:
+                return None
+            self._frames.extend(self._decoder.feed(data))
+        return self._frames.popleft()
+
+    @property
+    def buffered(self) -> bool:
+        """A frame was read already: `receive` won't block, and no selector will say so."""
+        return bool(self._frames)
+
+    def take_fds(self, count: int) -> list[int]:
+        """The next `count` descriptors that came with frames, as sent. Raises FrameError if fewer came."""
+        if len(self._fds) < count:
+            raise FrameError(f"{count} file descriptors expected, {len(self._fds)} came")
+        return [self._fds.popleft() for _ in range(count)]
+
+    def close(self) -> None:
+        self.sock.close()
+        while self._fds:
+            os.close(self._fds.popleft())

@@ -1,0 +1,257 @@
+"""The one program that every process of the pool runs; they differ in age only.
+
+    server ──▶ root            nothing loaded; adopts and reaps what loses its parent
+                └─▶ template   has loaded and warmed one env
+                     └─▶ world has made one instance of it
+
+Each is a loop that reads a frame from its own pipe, acts and answers. One of the acts is `fork`: it brings the far ends
+of a new pipe and a new lifeline; the child goes on in the same loop, on that pipe, under a new identity. So a world
+costs a fork, not a start. Requests carry a number `n`, which the answer repeats:
+
+    {"n": 1, "op": "fork", "folder": …}          ──▶ {"n": 1, "data": {"pid": 123}}
+    {"n": 2, "op": "load", "spec": {…}, …}       ──▶ {"n": 2, "data": null}
+    {"n": 3, "op": "step", "action": {…}, …}     ──▶ {"n": 3, "data": {…}} or {"n": 3, "error": {"code", "message"}}
+                                                     {"exit": 123, "status": 9}   unasked: a child ended
+Nothing here imports asyncio or the server. One thread, so that it can be forked at any time.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from aioenv.envs.base import BaseEnv
+from aioenv.envs.registry import EnvSpec
+from aioenv.errors import BadRequest, UnknownTask
+from aioenv.pool import lifeline
+from aioenv.pool.linux import become_subreaper
+from aioenv.pool.wire import Channel, FrameError, pack
+
+LOG_NAME = "world.log"
+
+
+class Worker:
+    """State of this process: its pipe, and what it has loaded. `serve` is its whole life."""
+
+    def __init__(self, channel: Channel, lifeline_fd: int) -> None:
+        self.channel = channel
+        self._lifeline_fd = lifeline_fd
+        self.env_class: type[BaseEnv] | None = None
+        self.env: BaseEnv | None = None
+        self._children: ChildWatch | None = ChildWatch()
+        self._acts: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "load": self._load,
+            "create": self._create,
+            "step": self._step,
+            "evaluate": self._evaluate,
+            "get_info": self._get_info,
+        }
+
+    def serve(self) -> None:
+        """Answer until the pipe ends or `close` comes."""
+        while True:
+            frame = self._next()
+            if frame is None:
+                return
+            number, op = frame.get("n"), frame.get("op")
+            if op == "close":
+                answer = self._answer(number, self._close, frame)
+            elif op == "fork":
+                fds = self.channel.take_fds(2)
+                sys.stdout.flush()  # or the child would write it again
+                answer = self._answer(number, self._fork, frame)
+                if answer.get("data") == 0:
+                    self._be_born(frame["folder"], *fds)
+                    continue  # the child: same loop, another pipe
+                for fd in fds:
+                    os.close(fd)
+            else:
+                answer = self._answer(number, self._acts[str(op)], frame)
+            self._send(answer)
+            if op == "close":
+                return
+
+    def _next(self) -> dict[str, Any] | None:
+        """Wait for a frame; meanwhile report children that end."""
+        while self._children is not None and not self.channel.buffered:
+            readable = self._children.wait(self.channel.sock)
+            for pid, status in _reap():
+                self._send({"exit": pid, "status": status})
+            if readable:
+                break
+        return self.channel.receive()
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        self.channel.send_bytes(_encode(answer))
+
+    def _answer(self, number: Any, act: Callable[[dict[str, Any]], Any], frame: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {"n": number, "data": act(frame)}
+        except (BadRequest, UnknownTask) as error:
+            return {"n": number, "error": {"code": error.code, "message": str(error)}}
+        except BaseException:  # a stray SystemExit or KeyboardInterrupt of env code must not end the world either
+            return {"n": number, "error": {"code": "env_error", "message": traceback.format_exc()}}
+
+    # -- acts --------------------------------------------------------------------------------------------------------
+
+    def _load(self, frame: dict[str, Any]) -> None:
+        """Become a template."""
+        os.environ.update(frame["environ"])
+        self.env_class = EnvSpec(**frame["spec"]).load()
+        self.env_class.warm()
+        # What lives now is shared by all forks: keep the collector from touching, and so copying, its pages.
+        gc.collect()
+        gc.freeze()
+
+    def _create(self, frame: dict[str, Any]) -> Any:
+        """Become a world."""
+        assert self.env_class is not None
+        self.env_class.after_fork()
+        self.env = self.env_class(frame["task_id"], frame["instance_id"], frame["params"])
+        return self.env.get_init_state(frame["params"])
+
+    def _step(self, frame: dict[str, Any]) -> Any:
+        assert self.env is not None
+        return self.env.step(frame["messages"], frame["params"])
+
+    def _evaluate(self, frame: dict[str, Any]) -> Any:
+        assert self.env is not None
+        return self.env.evaluate(frame["messages"], frame["params"])
+
+    def _get_info(self, frame: dict[str, Any]) -> Any:
+        assert self.env is not None
+        return self.env.get_info(frame["messages"], frame["params"])
+
+    def _close(self, frame: dict[str, Any]) -> None:
+        if self.env is not None:
+            self.env.close()
+
+    # -- forking -----------------------------------------------------------------------------------------------------
+
+    def _fork(self, frame: dict[str, Any]) -> int:
+        """The child's pid; 0 in the child."""
+        return os.fork()
+
+    def _be_born(self, folder: str, pipe_fd: int, lifeline_fd: int) -> None:
+        """In the child: let go of what was the parent's, take up what came for this one."""
+        self.channel.close()
+        os.close(self._lifeline_fd)
+        if self._children is not None:
+            self._children.close()
+        os.setsid()
+        lifeline.tie(lifeline_fd)
+        self._lifeline_fd = lifeline_fd
+        os.chdir(folder)
+        _redirect_output(Path(folder) / LOG_NAME)
+        self.channel = Channel(socket.socket(fileno=pipe_fd))
+        # A world runs a model's code, which may have children of its own: it does not look after any.
+        self._children = ChildWatch() if self.env_class is None else None
+
+
+class ChildWatch:
+    """Notices children that end, and adopted ones, by SIGCHLD."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._read, selectors.EVENT_READ)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def wait(self, sock: socket.socket) -> bool:
+        """Block until `sock` can be read, or children may have ended; whether it can be read."""
+        self._selector.register(sock, selectors.EVENT_READ)
+        try:
+            ready = {key.fd for key, _ in self._selector.select()}
+        finally:
+            self._selector.unregister(sock)
+        if self._read in ready:
+            os.read(self._read, 4096)
+        return sock.fileno() in ready
+
+    def close(self) -> None:
+        """In a child after a fork: these are its parent's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        os.close(self._read)
+        os.close(self._write)
+
+
+def _reap() -> Iterator[tuple[int, int]]:
+    """The (pid, wait status) of each child that has ended."""
+    while True:
+        try:
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if info is None:
+            return
+        # Before its pid is free again: end what it left behind in its process group.
+        try:
+            os.killpg(info.si_pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        yield os.waitpid(info.si_pid, 0)
+
+
+def _encode(answer: dict[str, Any]) -> bytes:
+    try:
+        return pack(answer)
+    except (TypeError, FrameError) as error:
+        try:  # a model may print half a surrogate pair, which JSON text can't hold
+            return pack(_without_surrogates(answer))
+        except (TypeError, FrameError):
+            message = f"the env's answer can't be sent as JSON: {error}"
+            return pack({"n": answer["n"], "error": {"code": "env_error", "message": message}})
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(item) for item in value]
+    return value
+
+
+def _redirect_output(log: Path) -> None:
+    """Stray prints, also those of C code, go to `log`; nothing comes from standard input."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    os.close(null)
+
+
+def main() -> None:
+    """The root: started by the server with the fds of its pipe and its lifeline."""
+    pipe_fd, lifeline_fd = int(sys.argv[1]), int(sys.argv[2])
+    for fd in (pipe_fd, lifeline_fd):
+        os.set_inheritable(fd, False)
+    os.setsid()  # Ctrl-C at the terminal is for the server alone
+    lifeline.tie(lifeline_fd)
+    become_subreaper()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        Worker(Channel(socket.socket(fileno=pipe_fd)), lifeline_fd).serve()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    # Without the interpreter's own farewell, which waits for threads that an env left running.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Messages and trajectories: what env, client and trainer pass to each other.
+
+The models work under pydantic 1.10 and 2, and importing them imports nothing else of aioenv.
+"""
+
+from aioenv.schema.message import ActionMessage, Message, Role, StateMessage, ToolCall
+from aioenv.schema.trajectory import Reward, Sample, Step, Trajectory
+
+__all__ = [
+    "ActionMessage",
+    "Message",
+    "Reward",
+    "Role",
+    "Sample",
+    "StateMessage",
+    "Step",
+    "ToolCall",
+    "Trajectory",
+]

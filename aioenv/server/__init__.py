@@ -1,0 +1,1 @@
+"""The HTTP side: routes of the protocol over a pool."""

@@ -1,0 +1,80 @@
+"""Request bodies, checked at the border. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from aioenv.errors import BadRequest
+
+# It becomes the name of a folder.
+INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_JSON_TYPES = {
+    str: "a string",
+    dict: "an object",
+    list: "a list",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The keys of a POST body that the protocol knows; others are ignored."""
+
+    env_type: str | None
+    task_id: str | None
+    instance_id: str | None
+    messages: dict[str, Any]
+    params: dict[str, Any]
+    request_id: str | None
+
+    @property
+    def instance(self) -> str:
+        """Raises BadRequest where no instance is named."""
+        if self.instance_id is None:
+            raise BadRequest('"instance_id" is missing')
+        return self.instance_id
+
+    @property
+    def task(self) -> str:
+        """Raises BadRequest where no task is named."""
+        if self.task_id is None:
+            raise BadRequest('"task_id" is missing')
+        return self.task_id
+
+
+def parse(body: bytes) -> Request:
+    """Raises BadRequest, naming the key and the type."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise BadRequest(f"the body must be a JSON object, not {_JSON_TYPES[type(data)]}")
+    instance_id = _get(data, "instance_id", str)
+    if instance_id is not None and not INSTANCE_ID.fullmatch(instance_id):
+        raise BadRequest(
+            f'"instance_id" must have 1 to 128 letters, digits, ".", "_" or "-" and begin with a letter or digit,'
+            f" not {instance_id[:200]!r}"
+        )
+    return Request(
+        env_type=_get(data, "env_type", str),
+        task_id=_get(data, "task_id", str),
+        instance_id=instance_id,
+        messages=_get(data, "messages", dict) or {},
+        params=_get(data, "params", dict) or {},
+        request_id=_get(data, "request_id", str),
+    )
+
+
+def _get(data: dict[str, Any], key: str, wanted: type) -> Any:
+    value = data.get(key)
+    if value is not None and not isinstance(value, wanted):
+        raise BadRequest(f'"{key}" must be {_JSON_TYPES[wanted]} or null, not {_JSON_TYPES[type(value)]}')
+    return value

@@ -1,0 +1,77 @@
+"""One server's life: listen, start the pool, run until told to stop, end everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+
+from aioenv.config import Settings
+from aioenv.pool.pool import Pool
+from aioenv.pool.reaper import reap_forever
+from aioenv.server.app import make_app
+
+log = logging.getLogger("aioenv.server")
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings, listening: Callable[[str], None] = lambda url: None) -> AsyncIterator[Pool]:
+    """A server that listens and whose envs are loaded, for as long as the block lasts.
+
+    `listening` is called with the URL before the envs are loaded; until then creates are answered 503 `starting`.
+    Raises OSError where the address can't be used, UnknownEnv, and EnvError where an env can't be loaded.
+    """
+    pool = Pool(settings)
+    runner = web.AppRunner(make_app(pool), access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    reaper = None
+    try:
+        site = web.TCPSite(runner, settings.host, settings.port)
+        await site.start()
+        listening(_url(runner))
+        await pool.start()
+        reaper = asyncio.create_task(reap_forever(pool, settings.reap_interval))
+        yield pool
+    finally:
+        if reaper is not None:
+            reaper.cancel()
+        await pool.close()
+        await runner.cleanup()
+
+
+async def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Until SIGINT or SIGTERM. `say` gets the lines for a person."""
+    this = asyncio.current_task()
+    assert this is not None
+    stopped = False
+
+    def stop(number: signal.Signals) -> None:
+        nonlocal stopped
+        if stopped:
+            # Asked twice: no waiting. Every process of ours dies with this one (lifeline.py).
+            os._exit(128 + number)
+        stopped = True
+        this.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    names = ", ".join(settings.envs)
+    try:
+        async with running(settings, lambda url: say(f"listening on {url}, loading {names}")) as pool:
+            say("ready")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                say(f"stopping; {pool.readiness()['instances']} instances to end")
+    except asyncio.CancelledError:
+        say("stopped")
+
+
+def _url(runner: web.AppRunner) -> str:
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

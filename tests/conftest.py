@@ -1,0 +1,210 @@
+"""Servers to test against, all real: on loopback, with real processes. Nothing may be left of them afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import multiprocessing.resource_tracker
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+import pytest
+
+from aioenv.config import Limits, Settings
+from aioenv.pool.pool import Pool
+from aioenv.server.serve import running
+
+ENVS = Path(__file__).parent / "envs"
+
+
+@dataclass
+class Reply:
+    """What came back over HTTP."""
+
+    status: int
+    body: Any
+    headers: Any
+
+    @property
+    def data(self) -> Any:
+        assert self.status == 200, self.body
+        return self.body["data"]
+
+    @property
+    def error(self) -> Any:
+        assert self.status >= 400, self.body
+        assert self.body["success"] is False
+        assert self.body["detail"] == self.body["error"]["message"]
+        return self.body["error"]
+
+
+class Caller:
+    """Sends requests as any client of the protocol might, also ones that no sane client would."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.session = session
+
+    async def post(self, route: str, raw: bytes | None = None, **body: Any) -> Reply:
+        # From a file: aiohttp warns of large bodies given as bytes.
+        data = io.BytesIO(orjson.dumps(body) if raw is None else raw)
+        headers = {"Content-Type": "application/json"}
+        async with self.session.post(f"{self.url}/{route}", data=data, headers=headers) as response:
+            return Reply(response.status, await response.json(), response.headers)
+
+    async def get(self, route: str) -> Reply:
+        async with self.session.get(f"{self.url}/{route}") as response:
+            text = await response.text()
+            is_json = response.content_type == "application/json"
+            return Reply(response.status, await response.json() if is_json else text, response.headers)
+
+    async def create(self, instance_id: str | None = None, **body: Any) -> str:
+        reply = await self.post("create", **{"task_id": "t", "instance_id": instance_id, **body})
+        return str(reply.data["info"]["instance_id"])
+
+    async def say(self, instance_id: str, content: Any, **params: Any) -> Reply:
+        return await self.post(
+            "step", instance_id=instance_id, messages={"role": "assistant", "content": content}, params=params
+        )
+
+
+@contextlib.asynccontextmanager
+async def caller(url: str) -> AsyncIterator[Caller]:
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=100)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        yield Caller(url, session)
+
+
+@dataclass
+class Server:
+    """A server in the test's own process and loop."""
+
+    pool: Pool
+    call: Caller
+
+
+@contextlib.asynccontextmanager
+async def served(*envs: str, limits: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Server]:
+    """A server of `envs` on a free port, until the block ends."""
+    urls: list[str] = []
+    made = Settings(
+        envs=envs or ("echo",), port=0, env_dir=ENVS, limits=replace(Limits(), **(limits or {})), **settings
+    )
+    async with running(made, urls.append) as pool, caller(urls[0]) as call:
+        yield Server(pool, call)
+
+
+@pytest.fixture
+async def echo(tmp_path: Path) -> AsyncIterator[Server]:
+    async with served("echo", scratch=tmp_path / "scratch") as server:
+        yield server
+
+
+# -- AppWorld ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def demo_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An AppWorld root with our demo data, built once for the whole run."""
+    root = tmp_path_factory.mktemp("appworld")
+    run = [sys.executable, "-m", "aioenv", "appworld", "demo-data", str(root)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@contextlib.contextmanager
+def serve_command(*args: str, environ: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`python -m aioenv serve …` on a free port, as a user starts it: its URL, when it is ready, and its process."""
+    command = [sys.executable, "-m", "aioenv", "serve", "--port", "0", "--log-level", "warning", *args]
+    popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})})
+    assert popen.stdout is not None
+    try:
+        url = popen.stdout.readline().split("listening on ")[1].split(",")[0].strip()
+        assert popen.stdout.readline().strip() == "ready"
+        yield url, popen
+    finally:
+        if popen.poll() is None:
+            popen.send_signal(signal.SIGTERM)
+        try:
+            popen.wait(60)
+        finally:
+            popen.kill()
+            popen.stdout.close()
+            popen.wait()
+
+
+@pytest.fixture(scope="session")
+def appworld_scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("appworld-scratch")
+
+
+@pytest.fixture(scope="session")
+def appworld_url(demo_root: Path, appworld_scratch: Path) -> Iterator[str]:
+    """One AppWorld server for all tests that don't need their own."""
+    scratch = ("--scratch", str(appworld_scratch))
+    with serve_command("--env", "appworld", "--root", str(demo_root), *scratch) as (url, _):
+        yield url
+    assert list(appworld_scratch.iterdir()) == []
+
+
+@pytest.fixture
+async def appworld(appworld_url: str) -> AsyncIterator[Caller]:
+    async with caller(appworld_url) as call:
+        yield call
+        left = (await call.get("instances")).body
+    assert left == [], "a test left instances behind"
+
+
+# -- nothing is left ---------------------------------------------------------------------------------------------------
+
+
+def _descendants() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """After each test: no process, listening socket or file descriptor more than before it.
+
+    Set up first and so torn down last of a test's own fixtures; those of the session are told apart by being there.
+    """
+    if "appworld_url" in request.fixturenames:
+        request.getfixturevalue("appworld_url")
+    processes, fds = _descendants(), len(os.listdir("/proc/self/fd"))
+    yield
+    for _ in range(100):  # what was told to end may need a moment
+        if _descendants() <= processes and len(os.listdir("/proc/self/fd")) <= fds:
+            break
+        await asyncio.sleep(0.05)
+    left = [psutil.Process(pid).cmdline() for pid in _descendants() - processes if psutil.pid_exists(pid)]
+    assert left == [], "processes are left"
+    open_now = os.listdir("/proc/self/fd")
+    assert len(open_now) <= fds, "file descriptors are left"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_at_the_end() -> Iterator[None]:
+    """After the suite: no child process, no listening socket, no scratch folder in the usual place."""
+    # Python's own helper of the executor: one for the interpreter, with which it ends.
+    multiprocessing.resource_tracker.ensure_running()
+    tracker = multiprocessing.resource_tracker._resource_tracker._pid
+    temporary = Path(os.environ.get("TMPDIR", "/tmp"))
+    before = set(temporary.glob("aioenv-*"))
+    yield
+    this = psutil.Process()
+    assert [child.cmdline() for child in this.children(recursive=True) if child.pid != tracker] == []
+    listening = [c for c in psutil.net_connections("tcp") if c.pid == this.pid and c.status == psutil.CONN_LISTEN]
+    assert listening == []
+    assert set(temporary.glob("aioenv-*")) - before == set()

@@ -1,0 +1,135 @@
+"""An env that misbehaves on demand: each action's content names what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from aioenv.envs import BaseEnv
+from aioenv.errors import BadRequest, UnknownTask
+
+LOADED_IN = os.getpid()
+
+
+class OddEnv(BaseEnv):
+    warmed_in = 0
+    renewed_in = 0
+
+    def __init__(self, task_id: str, instance_id: str, params: dict[str, Any]) -> None:
+        super().__init__(task_id, instance_id, params)
+        if task_id == "missing":
+            raise UnknownTask("no such task: missing; there is: t")
+        if params.get("bad"):
+            raise BadRequest('"params.bad" is bad')
+        if task_id == "raise":
+            raise RuntimeError("raised in the constructor")
+        if task_id == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if task_id == "hang":
+            time.sleep(1000)
+        time.sleep(params.get("sleep", 0))
+        self.said: list[str] = []
+
+    @classmethod
+    def warm(cls) -> None:
+        cls.warmed_in = os.getpid()
+
+    @classmethod
+    def after_fork(cls) -> None:
+        cls.renewed_in = os.getpid()
+
+    def get_init_state(self, params: dict[str, Any]) -> dict[str, Any]:
+        if self.task_id == "shapeless":
+            return {"state": "no list"}
+        return {"state": [{"role": "user", "content": "behave"}], "reward": 0.0, "is_terminated": False, "info": {}}
+
+    def step(self, action: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+        what, _, rest = str(action.get("content")).partition(" ")
+        self.said.append(what)
+        result: Any = getattr(self, f"do_{what}")(rest)
+        reply = {"state": [{"role": "user", "content": result}], "reward": 0.0, "is_terminated": False, "info": {}}
+        return {**reply, **params.get("reply", {})} if what != "return" else result
+
+    def do_history(self, rest: str) -> str:
+        return " ".join(self.said)
+
+    def do_pids(self, rest: str) -> list[int]:
+        return [LOADED_IN, self.warmed_in, self.renewed_in, os.getpid(), os.getppid()]
+
+    def do_sleep(self, rest: str) -> str:
+        time.sleep(float(rest))
+        return "slept"
+
+    def do_raise(self, rest: str) -> str:
+        kinds = (Exception, SystemExit, KeyboardInterrupt)
+        raise {kind.__name__: kind for kind in kinds}[rest]("on demand")
+
+    def do_kill(self, rest: str) -> str:
+        os.kill(os.getpid(), int(rest))
+        time.sleep(1000)
+        return ""
+
+    def do_exit(self, rest: str) -> str:
+        os._exit(int(rest))
+
+    def do_block(self, rest: str) -> str:
+        """Hang, with every signal that can be blocked blocked."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            sum(range(10**9))
+
+    def do_print(self, rest: str) -> str:
+        print(rest)
+        os.write(1, b"written past Python\n")
+        return os.getcwd()
+
+    def do_write(self, rest: str) -> str:
+        with open("output.txt", "w") as file:
+            file.write(rest)
+        return os.getcwd()
+
+    def do_daemon(self, rest: str) -> int:
+        """Leave a child that outlives the world, holding what it inherited."""
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(1000)
+            os._exit(0)
+        return pid
+
+    def do_junk(self, rest: str) -> str:
+        """Write to every socket that is open: its own pipe."""
+        for name in os.listdir("/proc/self/fd"):
+            if os.path.exists(f"/proc/self/fd/{name}") and os.readlink(f"/proc/self/fd/{name}").startswith("socket"):
+                os.write(int(name), rest.encode() or b"\x00\x00\x00\x05hello")
+        return "wrote"
+
+    def do_surrogate(self, rest: str) -> str:
+        return "half \ud800 a pair"
+
+    def do_big(self, rest: str) -> str:
+        return "x" * int(rest)
+
+    def do_return(self, rest: str) -> Any:
+        return {
+            "nan": {"state": [{"role": "user", "content": ""}], "reward": float("nan")},
+            "set": {"state": [{"role": "user", "content": {1, 2}}]},
+            "two": {"state": [{"role": "user"}, {"role": "user"}]},
+            "text": "text",
+            "none": None,
+            "yes": {"state": [{"role": "user", "content": ""}], "is_terminated": "yes"},
+        }[rest]
+
+    def evaluate(self, messages: dict[str, Any], params: dict[str, Any]) -> float:
+        if params.get("hang"):
+            time.sleep(1000)
+        return float(params.get("score", 0.0)) if "score" in params else float("nan")
+
+    @staticmethod
+    def get_query_list(split: str, params: dict[str, Any]) -> list[str]:
+        if split == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if split == "raise":
+            raise RuntimeError("raised in get_query_list")
+        return ["t", str(os.getpid())]
