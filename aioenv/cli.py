@@ -6,8 +6,9 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from aioenv.config import MIB, Limits, Settings
 from aioenv.envs.registry import known_envs
 from aioenv.errors import AioenvError, UnknownEnv
 
+LEVELS = ("debug", "info", "warning", "error")
 LIMITS = Limits()
 DEFAULTS = Settings(envs=())
 
@@ -24,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 where something failed, 2 where the command makes no sense."""
     args = _parser().parse_args(argv)
     command: Any = args.command
-    return int(command(args))
+    try:
+        return int(command(args))
+    except KeyboardInterrupt:  # before, or beside, the server's own handling of it
+        return 130
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -33,16 +38,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> int:
     from aioenv.server.serve import serve  # here, so that the other commands start faster
 
+    # Each world takes two file descriptors of the server's.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(serve(_settings(args), lambda line: print(line, flush=True)))
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(_settings(args), lambda line: print(line, flush=True)))
     except UnknownEnv as error:
         return _complain(str(error), 2)
     except AioenvError as error:
         return _complain(str(error), 1)
     except OSError as error:
-        return _complain(f"can't serve on {args.host}:{args.port}: {error}", 1)
+        return _complain(f"can't start: {error}", 1)
     return 0
+
+
+def _loop_factory() -> Any:
+    """uvloop's, where that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def _envs(args: argparse.Namespace) -> int:
@@ -90,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Build aioenv's own small AppWorld data set in DIR/data, for trying, testing and measuring.",
     )
     demo.add_argument("dir", type=Path, metavar="DIR", help="an AppWorld root folder, without data in it")
-    demo.add_argument("--rows", type=int, default=0, metavar="N", help="pad the databases to about N more rows")
+    demo.add_argument("--rows", type=_whole(0), default=0, metavar="N", help="pad the databases to about N more rows")
     demo.add_argument("--seed", type=int, default=0, help="the same seed gives the same data (default: 0)")
     demo.set_defaults(command=_demo_data)
     return parser
@@ -113,29 +131,38 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
     net = parser.add_argument_group("network")
     _option(net, "--host", "--portal", default=DEFAULTS.host, help="the address to listen on (default: %(default)s)")
-    _option(net, "--port", type=int, default=DEFAULTS.port, help="0 picks a free one (default: %(default)s)")
+    _option(
+        net, "--port", type=_whole(0, 65535), default=DEFAULTS.port, help="0 picks a free one (default: %(default)s)"
+    )
 
     life = parser.add_argument_group("life of instances (times are in seconds)")
     _option(life, "--idle-ttl", type=_positive, default=DEFAULTS.idle_ttl, metavar="S", help=_H_TTL)
     _option(life, "--reap-interval", type=_positive, default=DEFAULTS.reap_interval, metavar="S", help=_H_REAP)
+    _option(life, "--group-templates", type=_whole(0), default=DEFAULTS.group_templates, metavar="N", help=_H_GROUPS)
+    _option(life, "--group-ttl", type=_positive, default=DEFAULTS.group_ttl, metavar="S", help=_H_GROUP_TTL)
     _option(life, "--stop-grace", type=_positive, default=DEFAULTS.stop_grace, metavar="S", help=_H_GRACE)
     _option(life, "--scratch", type=Path, metavar="DIR", help="where instances' folders are made (default: TMPDIR)")
     _option(life, "--keep-outputs", type=Path, metavar="DIR", help="keep ended instances' folders, in DIR/INSTANCE_ID")
 
     limits = parser.add_argument_group("limits")
-    _option(limits, "--max-instances", type=_count, default=LIMITS.max_instances, metavar="N", help=_H_MAX)
+    _option(limits, "--max-instances", type=_whole(1), default=LIMITS.max_instances, metavar="N", help=_H_MAX)
     _option(limits, "--create-timeout", type=_positive, default=LIMITS.create_timeout, metavar="S", help=_H_LIMIT)
     _option(limits, "--step-timeout", type=_positive, default=LIMITS.step_timeout, metavar="S", help=_H_LIMIT)
     _option(limits, "--evaluate-timeout", type=_positive, default=LIMITS.evaluate_timeout, metavar="S", help=_H_LIMIT)
-    _option(limits, "--max-body", type=_count, default=LIMITS.max_body // MIB, metavar="MIB", help=_H_BODY)
+    _option(limits, "--max-body", type=_whole(1), default=LIMITS.max_body // MIB, metavar="MIB", help=_H_BODY)
 
     other = parser.add_argument_group("other")
-    levels = ("debug", "info", "warning", "error")
-    _option(other, "--log-level", choices=levels, default=DEFAULTS.log_level, help="(default: %(default)s)")
+    _option(other, "--log-level", type=_level, default=DEFAULTS.log_level, metavar="LEVEL", help=_H_LEVEL)
 
 
+_H_LEVEL = f"{', '.join(LEVELS)} (default: %(default)s)"
 _H_TTL = "an instance that was not called for so long is released (default: %(default)g)"
 _H_REAP = "how often idle instances are looked for (default: %(default)g)"
+_H_GROUPS = (
+    "worlds kept to be copied for further creates of the same task, where the env can be forked; the least recently"
+    " used goes; 0 turns it off (default: %(default)s)"
+)
+_H_GROUP_TTL = "such a world goes after so long without a create (default: %(default)g)"
 _H_GRACE = "what running calls have to end when the server stops (default: %(default)g)"
 _H_MAX = "instances that may live at once; beyond, creates get 503 (default: %(default)s)"
 _H_LIMIT = "after so many seconds the call fails and its world is killed (default: %(default)g)"
@@ -160,17 +187,29 @@ def _from_environ(variable: str) -> str:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return value
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
-    return value
+def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not text.strip().isdigit() or int(text) < least or (most is not None and int(text) > most):
+            wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
+        return int(text)
+
+    return convert
+
+
+def _level(text: str) -> str:
+    if text not in LEVELS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(LEVELS)}")
+    return text
 
 
 def _folder(text: str) -> Path:
@@ -193,6 +232,8 @@ def _settings(args: argparse.Namespace) -> Settings:
         env_options={"root": str(args.root)} if args.root else {},
         idle_ttl=args.idle_ttl,
         reap_interval=args.reap_interval,
+        group_templates=args.group_templates,
+        group_ttl=args.group_ttl,
         stop_grace=args.stop_grace,
         scratch=args.scratch,
         keep_outputs=args.keep_outputs,

@@ -30,6 +30,8 @@ class Settings:
     env_file: str | None = None
     env_options: dict[str, str] = field(default_factory=dict)  # handed to `BaseEnv.prepare`
     idle_ttl: float = 3600.0  # seconds without a call after which an instance is released
+    group_templates: int = 16  # worlds kept to be copied, one for each task that is being played
+    group_ttl: float = 600.0  # seconds without a create after which such a world goes
     reap_interval: float = 30.0  # seconds
     stop_grace: float = 10.0  # seconds that running calls have to end when the server stops
     scratch: Path | None = None  # the folder for instances' folders; a temporary one if None

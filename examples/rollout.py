@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -67,13 +69,29 @@ async def play(client: EnvClient, root: Path, task_id: str, max_steps: int) -> E
     return episode
 
 
+async def until_ready(client: EnvClient) -> None:
+    """A server that has just been started loads for a while, and so may one that is restarted."""
+    for _ in range(120):
+        if await client.ready():
+            return
+        await asyncio.sleep(1)
+    raise SystemExit(f"{client.base_url} is not ready: is `python -m aioenv serve --env appworld` running?")
+
+
+def count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 async def roll_out(args: argparse.Namespace) -> list[Episode]:
-    root = find_root(args.root, lambda line: None)
+    root = find_root(args.root or os.environ.get("APPWORLD_ROOT"), lambda line: print(line, file=sys.stderr))
     limit = asyncio.Semaphore(args.concurrency)
     async with EnvClient(args.url) as client:
+        await until_ready(client)
         task_ids = await client.get_env_profile("appworld", args.split)
         if not task_ids:
-            raise SystemExit(f"no tasks from {args.url}: is `python -m aioenv serve --env appworld` running?")
+            raise SystemExit(f"{args.url} has no tasks in the split {args.split!r}; the log above says why")
 
         async def limited(number: int) -> Episode:
             async with limit:
@@ -87,8 +105,10 @@ def show(episodes: list[Episode]) -> None:
     print(f"{'task':12} {'steps':>5} {'reward':>6} {'seconds':>8}")
     for episode in sorted(episodes, key=lambda episode: episode.task_id):
         print(f"{episode.task_id:12} {episode.steps:5} {episode.reward:6.2f} {episode.seconds:8.2f}  {episode.error}")
-    mean = sum(episode.reward for episode in episodes) / len(episodes)
-    print(f"{len(episodes)} episodes, mean reward {mean:.2f}, {sum(bool(e.error) for e in episodes)} failed")
+    # A failed episode has no reward: counting it as 0 would be a lie about the agent.
+    rewards = [episode.reward for episode in episodes if not episode.error]
+    mean = f"mean reward {sum(rewards) / len(rewards):.2f}" if rewards else "no reward"
+    print(f"{len(episodes)} episodes, {mean}, {len(episodes) - len(rewards)} failed")
 
 
 def main() -> None:
@@ -96,10 +116,14 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="(default: %(default)s)")
     parser.add_argument("--root", help="the server's AppWorld root, for the gold solutions (default: the demo data)")
     parser.add_argument("--split", default="train", help="(default: %(default)s)")
-    parser.add_argument("--episodes", type=int, default=16, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--max-steps", type=int, default=30, metavar="N", help="(default: %(default)s)")
-    show(asyncio.run(roll_out(parser.parse_args())))
+    parser.add_argument("--episodes", type=count, default=16, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--concurrency", type=count, default=8, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--max-steps", type=count, default=30, metavar="N", help="(default: %(default)s)")
+    args = parser.parse_args()
+    try:
+        show(asyncio.run(roll_out(args)))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

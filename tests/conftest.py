@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from aioenv.pool.pool import Pool
 from aioenv.server.serve import running
 
 ENVS = Path(__file__).parent / "envs"
+_session_servers: set[int] = set()
 
 
 @dataclass
@@ -154,7 +156,8 @@ def appworld_scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def appworld_url(demo_root: Path, appworld_scratch: Path) -> Iterator[str]:
     """One AppWorld server for all tests that don't need their own."""
     scratch = ("--scratch", str(appworld_scratch))
-    with serve_command("--env", "appworld", "--root", str(demo_root), *scratch) as (url, _):
+    with serve_command("--env", "appworld", "--root", str(demo_root), *scratch) as (url, server):
+        _session_servers.add(server.pid)
         yield url
     assert list(appworld_scratch.iterdir()) == []
 
@@ -171,7 +174,15 @@ async def appworld(appworld_url: str) -> AsyncIterator[Caller]:
 
 
 def _descendants() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
+    """Without those of the session's own server, whose group templates may come and go."""
+    found = set()
+    for child in psutil.Process().children():
+        found |= {child.pid} if child.pid in _session_servers else {child.pid, *_pids(child.children(recursive=True))}
+    return found
+
+
+def _pids(processes: list[psutil.Process]) -> set[int]:
+    return {process.pid for process in processes}
 
 
 @pytest.fixture(autouse=True)
@@ -195,16 +206,16 @@ async def _nothing_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_left_at_the_end() -> Iterator[None]:
+def _nothing_left_at_the_end(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """After the suite: no child process, no listening socket, no scratch folder in the usual place."""
     # Python's own helper of the executor: one for the interpreter, with which it ends.
     multiprocessing.resource_tracker.ensure_running()
     tracker = multiprocessing.resource_tracker._resource_tracker._pid
-    temporary = Path(os.environ.get("TMPDIR", "/tmp"))
-    before = set(temporary.glob("aioenv-*"))
+    temporary = tmp_path_factory.mktemp("tmp")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
     yield
     this = psutil.Process()
     assert [child.cmdline() for child in this.children(recursive=True) if child.pid != tracker] == []
     listening = [c for c in psutil.net_connections("tcp") if c.pid == this.pid and c.status == psutil.CONN_LISTEN]
     assert listening == []
-    assert set(temporary.glob("aioenv-*")) - before == set()
+    assert list(temporary.iterdir()) == []

@@ -38,7 +38,12 @@ def test_an_unknown_env_exits_with_2_and_tells_what_exists() -> None:
 
 
 def test_bad_options_exit_with_2_and_name_the_option() -> None:
-    assert "--port" in run("serve", "--env", "echo", "--port", "x").stderr
+    for option, value in [("--port", "x"), ("--port", "99999"), ("--max-instances", "0"), ("--log-level", "loud")]:
+        for done in (
+            run("serve", "--env", "echo", option, value),
+            run("serve", "--env", "echo", environ={f"AIOENV_{option[2:].replace('-', '_').upper()}": value}),
+        ):
+            assert (done.returncode, f"{option}: '{value}' is" in done.stderr) == (2, True), done.stderr
     done = run("serve", "--env", "echo", environ={"AIOENV_IDLE_TTL": "-1"})
     assert (done.returncode, "--idle-ttl" in done.stderr) == (2, True)
     assert run("serve", "--env", "echo", "--env-dir", "/nope").returncode == 2
@@ -48,7 +53,7 @@ def test_bad_options_exit_with_2_and_name_the_option() -> None:
 def test_envs_lists_what_is_known() -> None:
     done = run("envs", "--env-dir", str(ENVS))
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["appworld", "broken", "echo", "odd"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["appworld", "broken", "echo", "group", "odd"]
 
 
 def test_help_groups_and_explains_the_options() -> None:
@@ -67,12 +72,37 @@ def test_a_broken_env_module_shows_its_traceback_at_start() -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
+def test_an_env_that_lacks_methods_or_is_none_is_told_at_start(tmp_path: Path) -> None:
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half/half_env.py").write_text("from aioenv.envs import BaseEnv\nclass HalfEnv(BaseEnv): pass\n")
+    done = run("serve", "--env", "half", "--env-dir", str(tmp_path), "--port", "0")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "lacks methods: evaluate, get_init_state, get_query_list, step" in done.stderr
+    done = run("serve", "--env", "json:JSONDecoder", "--port", "0")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "json:JSONDecoder is not a subclass of aioenv.envs.BaseEnv" in done.stderr
+
+
+def test_a_root_that_has_no_data_is_refused(tmp_path: Path) -> None:
+    for args, environ in [(("--root", str(tmp_path)), {}), ((), {"APPWORLD_ROOT": str(tmp_path)})]:
+        done = run("serve", "--env", "appworld", "--port", "0", *args, environ=environ)
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+        assert f"{tmp_path}, named by --root or APPWORLD_ROOT, has no AppWorld data" in done.stderr
+
+
+def test_folders_that_cant_be_made_are_told() -> None:
+    for option in ("--scratch", "--keep-outputs"):
+        done = run("serve", "--env", "echo", "--port", "0", option, "/proc/nowhere")
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+        assert "/proc/nowhere" in done.stderr
+
+
 def test_a_port_in_use_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = run("serve", "--env", "echo", "--port", port)
     assert done.returncode == 1
-    assert f"can't serve on 127.0.0.1:{port}" in done.stderr
+    assert f"can't listen on 127.0.0.1:{port}: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -98,11 +128,12 @@ async def test_kill_9_of_the_server_leaves_no_process_even_one_that_blocks(tmp_p
             await call.create("idle")
             await call.create("blocks")
             await call.post("get_env_profile")
+            await call.say("idle", "escape")
             blocked = {"instance_id": "blocks", "messages": {"content": "block"}}
             with pytest.raises(TimeoutError):
                 await call.session.post(f"{url}/step", json=blocked, timeout=aiohttp.ClientTimeout(1))
         processes = {child.pid for child in psutil.Process(server.pid).children(recursive=True)}
-        assert len(processes) >= 5
+        assert len(processes) >= 6
         server.kill()
         server.wait(10)
         wait_for_end(processes)

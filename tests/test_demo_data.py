@@ -16,8 +16,6 @@ import pytest
 
 from aioenv.envs.appworld.demo import build, gold_steps
 
-pytest.importorskip("appworld")
-
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPLITS = {"train": 6, "dev": 2, "test_normal": 3, "test_challenge": 3}
 """The least number of scenarios per split."""

@@ -21,7 +21,7 @@ async def odd(tmp_path: Path):
 
 async def pids_of(server: Server, instance_id: str) -> dict[str, int]:
     content = (await server.call.say(instance_id, "pids")).data["state"][0]["content"]
-    return dict(zip(["loaded", "warmed", "renewed", "world", "parent"], content, strict=True))
+    return dict(zip(["loaded", "warmed", "world", "parent"], content, strict=True))
 
 
 async def until_gone(server: Server, *ids: str) -> None:
@@ -35,7 +35,6 @@ async def test_worlds_are_forked_from_one_template_that_loaded_the_env_once(odd:
     two = await pids_of(odd, await odd.call.create())
     template = one["loaded"]
     assert template == one["warmed"] == one["parent"] == two["loaded"] == two["parent"]
-    assert (one["renewed"], two["renewed"]) == (one["world"], two["world"])
     assert len({template, one["world"], two["world"], os.getpid()}) == 4
 
 
@@ -95,6 +94,108 @@ async def test_children_that_a_world_leaves_die_with_it(odd: Server) -> None:
     async with asyncio.timeout(10):
         while psutil.pid_exists(daemon):
             await asyncio.sleep(0.02)
+
+
+async def test_children_with_a_session_of_their_own_die_with_their_world_and_only_with_it(odd: Server) -> None:
+    await odd.call.create("mine")
+    await odd.call.create("other")
+    strays = {name: (await odd.call.say(name, "escape")).data["state"][0]["content"] for name in ("mine", "other")}
+    await odd.call.post("release", instance_id="mine")
+    async with asyncio.timeout(10):
+        while psutil.pid_exists(strays["mine"]):
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.5)
+    assert psutil.pid_exists(strays["other"])
+    await odd.call.post("release", instance_id="other")
+    async with asyncio.timeout(10):
+        while psutil.pid_exists(strays["other"]):
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["file", "link", "locked", "gone"])
+async def test_an_id_can_be_used_again_whatever_its_world_did_to_its_folder(odd: Server, how: str) -> None:
+    for _ in range(2):
+        await odd.call.create("mine")
+        await odd.call.say("mine", f"spoil {how}")
+        assert (await odd.call.post("release", instance_id="mine")).body["success"] is True
+    assert not (odd.pool.scratch / "worlds" / "mine").exists()
+
+
+async def test_a_forged_answer_is_told_at_once(odd: Server) -> None:
+    await odd.call.create("mine")
+    reply = await odd.call.say("mine", "forge")
+    assert (reply.status, reply.error["code"]) == (410, "instance_gone")
+    assert "its process wrote what is no answer" in reply.error["message"]
+
+
+async def test_a_template_that_is_stuck_is_replaced_and_its_creates_are_told(
+    odd: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aioenv.pool.process.FORK_LIMIT", 0.5)
+    await odd.call.create("old")
+    template = (await pids_of(odd, "old"))["loaded"]
+    os.kill(template, signal.SIGSTOP)
+    reply = await odd.call.post("create", task_id="t", instance_id="new")
+    assert (reply.status, reply.error["code"]) == (503, "starting")
+    async with asyncio.timeout(20):
+        while (await odd.call.get("readyz")).status != 200:
+            await asyncio.sleep(0.05)
+    await odd.call.create("new")
+    assert (await odd.call.say("old", "history")).status == 200
+
+
+async def test_nothing_waits_for_ever_where_no_death_is_reported(odd: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template that would report it is stopped, and a child of the world's holds its pipe open."""
+    monkeypatch.setattr("aioenv.pool.process.KILL_GRACE", 0.2)
+    await odd.call.create("mine")
+    await odd.call.say("mine", "daemon")
+    template = (await pids_of(odd, "mine"))["loaded"]
+    os.kill(template, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(20):
+            assert (await odd.call.post("release", instance_id="mine")).body["success"] is True
+    finally:
+        os.kill(template, signal.SIGCONT)
+
+
+async def test_a_root_process_that_was_killed_is_replaced(odd: Server) -> None:
+    await odd.call.create("old")
+    template = (await pids_of(odd, "old"))["loaded"]
+    root = psutil.Process(template).ppid()
+    os.kill(root, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        while odd.pool._living_root().pid == root:
+            await asyncio.sleep(0.02)
+    os.kill(template, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        while (await odd.call.post("create", task_id="t", instance_id="new")).status != 200:
+            await asyncio.sleep(0.05)
+    assert (await odd.call.say("old", "history")).status == 200
+
+
+async def test_a_template_is_loaded_again_without_being_asked(odd: Server) -> None:
+    await odd.call.create("mine")
+    os.kill((await pids_of(odd, "mine"))["loaded"], signal.SIGKILL)
+    async with asyncio.timeout(20):
+        while (await odd.call.get("readyz")).status == 200:
+            await asyncio.sleep(0.01)
+        while (await odd.call.get("readyz")).status != 200:
+            await asyncio.sleep(0.05)
+    await odd.call.create("new")
+
+
+async def test_leftovers_of_dead_servers_are_removed_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
+    from aioenv.pool.scratch import Scratch
+
+    living, dead = Scratch(tmp_path), Scratch(tmp_path)
+    dead._lock.close()  # as when its process ends
+    (dead.path / "worlds" / "w").mkdir()
+    (tmp_path / "aioenv-of-somebody").mkdir()
+    async with served("echo", scratch=tmp_path):
+        assert living.path.exists()
+        assert not dead.path.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {living.path.name, "aioenv-of-somebody"}
+    living.close()
 
 
 async def test_idle_instances_go_and_busy_ones_stay() -> None:
@@ -205,6 +306,7 @@ async def test_creates_while_the_env_is_loading_are_told_to_come_back() -> None:
     from aioenv.pool.pool import Pool
 
     pool = Pool(Settings(envs=("echo",)))
+    pool.open()
     with pytest.raises(Starting, match="env echo is being loaded"):
         await pool.create("echo", "t", None, {})
     assert pool.readiness()["ready"] is False

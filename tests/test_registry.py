@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aioenv.envs import BaseEnv, EnvSpec, Registry, find_env, known_envs
-from aioenv.errors import UnknownEnv
+from aioenv.errors import EnvError, UnknownEnv
 
 
 def write_env(folder: Path, name: str, code: str, file: str | None = None) -> None:
@@ -36,7 +36,7 @@ def test_an_installed_packages_entry_point_is_found(tmp_path: Path, monkeypatch:
 
 
 def test_a_folders_envs_go_before_all_others(tmp_path: Path) -> None:
-    code = "from aioenv.envs import BaseEnv\nclass EchoEnv(BaseEnv): pass\n"
+    code = "from aioenv.envs import BaseEnv\nfrom aioenv.envs.echo import EchoEnv as E\nclass EchoEnv(E): pass\n"
     write_env(tmp_path, "echo", code)
     write_env(tmp_path, "no_env_here", "", file="other.py")
     specs = known_envs(tmp_path)
@@ -49,8 +49,8 @@ def test_a_registered_class_goes_before_one_by_name(tmp_path: Path) -> None:
     write_env(
         tmp_path,
         "web_shop",
-        "from aioenv.envs import BaseEnv, Registry\nclass WebShopEnv(BaseEnv): pass\n"
-        "@Registry.register('web_shop')\nclass Chosen(BaseEnv): pass\n",
+        "from aioenv.envs import Registry\nfrom aioenv.envs.echo import EchoEnv\nclass WebShopEnv(EchoEnv): pass\n"
+        "@Registry.register('web_shop')\nclass Chosen(EchoEnv): pass\n",
     )
     assert known_envs(tmp_path)["web_shop"].load().__name__ == "Chosen"
     assert Registry.get("web_shop") is not None
@@ -60,18 +60,19 @@ def test_a_registered_class_goes_before_one_by_name(tmp_path: Path) -> None:
     ("code", "expected"),
     [
         ("x = 1", "has neither a class OddOneEnv nor one registered as 'odd_one'"),
+        ("from aioenv.envs import BaseEnv\nclass OddOneEnv(BaseEnv): pass", "lacks methods: evaluate, get_init_state"),
         ("class OddOneEnv: pass", "is not a subclass of aioenv.envs.BaseEnv"),
         ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
     ],
 )
 def test_what_is_wrong_with_a_module_is_told(tmp_path: Path, code: str, expected: str) -> None:
     write_env(tmp_path, "odd_one", code)
-    with pytest.raises(ImportError, match=expected):
+    with pytest.raises((EnvError, ImportError), match=expected):
         known_envs(tmp_path)["odd_one"].load()
 
 
 def test_an_unknown_name_is_told_what_there_is() -> None:
-    with pytest.raises(UnknownEnv, match=r"unknown env 'nope'; there is: appworld, echo, or package\.module:Class"):
+    with pytest.raises(UnknownEnv, match=r"unknown env 'nope'; there is: appworld, echo; or package\.module:Class"):
         find_env("nope", known_envs())
     assert find_env("some.module:Class", known_envs()).target == "some.module:Class"
 

@@ -92,6 +92,37 @@ async def test_400_names_the_key_and_the_type(echo: Server, body: bytes, message
     assert message in reply.error["message"]
 
 
+async def test_400_for_what_is_nested_too_deeply_to_be_passed_on(echo: Server) -> None:
+    await echo.call.create("mine")
+    for depth in (400, 2000):
+        deep = b"[" * depth + b"]" * depth
+        reply = await echo.call.post("step", raw=b'{"instance_id": "mine", "messages": {"content": ' + deep + b"}}")
+        assert (reply.status, reply.error["code"]) == (400, "bad_request")
+    assert (await echo.call.say("mine", "still here")).status == 200
+
+
+async def test_400_for_a_body_that_is_not_what_its_headers_say(echo: Server) -> None:
+    for encoding in ("gzip", "deflate"):
+        headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
+        async with echo.call.session.post(f"{echo.call.url}/step", data=b"not packed", headers=headers) as response:
+            assert response.status == 400, encoding
+            assert (await response.json())["error"]["code"] == "bad_request"
+
+
+async def test_bodies_cut_off_by_a_client_that_goes_away_do_no_harm(
+    echo: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = echo.call.url.removeprefix("http://").split(":")
+    for _ in range(20):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /step HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        await writer.drain()
+        writer.transport.abort()
+    await asyncio.sleep(0.2)
+    assert (await echo.call.get("healthz")).body == "OK"
+    assert "Traceback" not in caplog.text
+
+
 async def test_400_for_a_create_without_a_task(echo: Server) -> None:
     reply = await echo.call.post("create", env_type="echo")
     assert (reply.status, reply.error["message"]) == (400, '"task_id" is missing')
@@ -121,8 +152,11 @@ async def test_404_and_405_for_wrong_routes_are_json_too(echo: Server) -> None:
 
 async def test_409_for_an_id_in_use_for_something_else(echo: Server) -> None:
     await echo.call.create("mine", env_type="echo", task_id="t", params={"a": 1})
-    for other in ({"task_id": "other", "params": {"a": 1}}, {"task_id": "t", "params": {"a": 2}}):
-        reply = await echo.call.post("create", env_type="echo", instance_id="mine", **other)
+    for other in (
+        {"task_id": "x", "params": {"a": 1}},
+        *({"task_id": "t", "params": {"a": v}} for v in (2, 1.0, True)),
+    ):
+        reply = await echo.call.post("create", **{"env_type": "echo", "task_id": "t", "instance_id": "mine", **other})
         assert (reply.status, reply.error["code"]) == (409, "instance_conflict")
         assert reply.error["instance_gone"] is False
 
@@ -169,7 +203,7 @@ async def test_500_has_the_envs_traceback_and_the_instance_lives_on() -> None:
         ] == "raise raise raise history"
 
 
-@pytest.mark.parametrize("what", ["nan", "set", "two", "text", "none", "yes"])
+@pytest.mark.parametrize("what", ["nan", "set", "two", "text", "none", "yes", "deep", "loop"])
 async def test_500_where_the_env_returns_what_is_no_observation(what: str) -> None:
     async with served("odd") as server:
         instance_id = await server.call.create()
@@ -270,6 +304,26 @@ async def test_healthz_and_instances(echo: Server) -> None:
     assert line["age"] >= line["idle"] >= 0
 
 
+async def test_a_call_that_comes_while_the_instance_starts_waits_for_it() -> None:
+    async with served("odd") as server:
+        creating = asyncio.create_task(server.call.create("mine", params={"sleep": 0.5}))
+        while not (await server.call.get("instances")).body:
+            await asyncio.sleep(0.01)
+        step = asyncio.create_task(server.call.say("mine", "history"))
+        release = asyncio.create_task(server.call.post("release", instance_id="mine"))
+        await creating
+        assert (await step).data["info"]["step"] == 1
+        assert (await release).body["success"] is True
+
+
+async def test_large_documents_do_not_stop_the_collector(echo: Server) -> None:
+    import gc
+
+    await echo.call.create("mine")
+    await echo.call.say("mine", [[]] * 200_000)
+    assert gc.isenabled()
+
+
 async def test_calls_on_one_instance_run_one_at_a_time_in_their_order() -> None:
     async with served("odd") as server:
         await server.call.create("mine")
@@ -321,7 +375,13 @@ async def test_task_lists_run_in_a_job_process_and_its_death_is_told() -> None:
     async with served("odd") as server:
         first = (await server.call.post("get_env_profile", env_type="odd")).data
         assert first[0] == "t"
-        assert (await server.call.post("get_env_profile", params={"split": "die"})).error["code"] == "internal_error"
+        dying, *others = await asyncio.gather(
+            server.call.post("get_env_profile", params={"split": "die"}),
+            *(server.call.post("get_env_profile", env_type="odd") for _ in range(4)),
+        )
+        assert (dying.status, dying.error["code"]) == (500, "internal_error")
+        assert dying.error["message"] == "the process of job query_list died, twice"
+        assert [reply.data[0] for reply in others] == ["t"] * 4
         raised = await server.call.post("get_env_profile", params={"split": "raise"})
         assert (raised.status, raised.error["code"]) == (500, "env_error")
         assert "RuntimeError: raised in get_query_list" in raised.error["message"]

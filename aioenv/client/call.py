@@ -7,7 +7,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from aioenv.client.request import encode
@@ -54,7 +54,8 @@ class Caller:
             if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
                 raise ValueError(f"max_retry must be an int of at least 1, not {tries!r}")
             # Encoded once: each try sends the same bytes, whatever the caller does to its objects meanwhile.
-            content = encode({**body(), "request_id": uuid.uuid4().hex})
+            content = encode(sent := {**body(), "request_id": uuid.uuid4().hex})
+            called = _called(route, sent)
         except Exception as error:  # besides BadRequest, whatever the caller's own mappings raise
             return self._give_up(route, Failure("bad_request", str(error) or repr(error)), 0, began, failed, False)
         failures: list[Failure] = []
@@ -79,10 +80,10 @@ class Caller:
             if delay is None:
                 failure = to_report(failures, idempotent=idempotent)
                 again = repeatable(failure, self._policy, idempotent=idempotent)
-                return self._give_up(route, failure, done, began, failed, again)
+                return self._give_up(called, failure, done, began, failed, again)
             logger.warning(
                 "%s: try %d of %d failed, next in %.1f s: %s: %s",
-                route,
+                called,
                 done,
                 tries,
                 delay,
@@ -99,10 +100,16 @@ class Caller:
         return max(0.001, min(self.timeout, self._policy.deadline - (time.monotonic() - began)))
 
     def _give_up(
-        self, route: str, failure: Failure, tries: int, began: float, failed: Callable[[CallFailed], T], retryable: bool
+        self,
+        called: str,
+        failure: Failure,
+        tries: int,
+        began: float,
+        failed: Callable[[CallFailed], T],
+        retryable: bool,
     ) -> T:
         seconds = time.monotonic() - began
-        logger.error("%s failed after %d tries in %.1f s: %s: %s", route, tries, seconds, failure.code, failure.message)
+        logger.error("%s failed (%d tries, %.1f s): %s: %s", called, tries, seconds, failure.code, failure.message)
         error = CallFailed(
             failure.message,
             code=failure.code,
@@ -115,3 +122,9 @@ class Caller:
         if self._raises:
             raise error
         return failed(error)
+
+
+def _called(route: str, body: Mapping[str, Any]) -> str:
+    """A call as the log names it: among hundreds of episodes one looks for the instance."""
+    subjects = [f"{key} {body[key]}" for key in ("instance_id", "task_id") if body.get(key)]
+    return f"{route} ({', '.join(subjects)})" if subjects else route

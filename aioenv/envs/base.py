@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 
 class BaseEnv(ABC):
@@ -46,6 +46,12 @@ class BaseEnv(ABC):
         """What an agent may want to know about the tools; any JSON value."""
         return None
 
+    def save(self) -> None:
+        """Write to the working directory what was put off until somebody wants to read it.
+
+        Called before `close` when the service keeps the outputs of ended instances.
+        """
+
     def close(self) -> None:
         """Free what outlives the process (it is killed right after): remote sessions, say."""
 
@@ -65,7 +71,7 @@ class BaseEnv(ABC):
 
         `options` are the server's settings for envs (`root`, …; absent when not given). Returns environment variables
         for the template and all its worlds. Write to `sys.stderr` what a person should know. An exception ends the
-        server with its traceback.
+        server with its traceback; `aioenv.errors.EnvError`, for what a person can mend, with its message alone.
         """
         return {}
 
@@ -76,10 +82,19 @@ class BaseEnv(ABC):
         Threads must have ended and connections be closed when it returns: a fork copies neither well.
         """
 
-    @classmethod
-    def after_fork(cls) -> None:
-        """In each new world, before its env is constructed: renew what a fork must not share.
+    # Whether a world of this env can be copied by a fork. Rollouts come in groups on one task: the first create of a
+    # task then makes a world that stays as the group's template, and each create forks a copy of it.
+    forkable: ClassVar[bool] = False
 
-        Two worlds forked from one template start with the same state: random generators of libraries (Python's own is
-        reseeded already), open files whose position they would share, caches keyed by process id.
+    def before_fork(self) -> None:
+        """In a world about to be copied: end what a fork does not copy, threads and connections above all.
+
+        Called after `get_init_state`, in the group's template, once. It takes no calls from then on.
+        """
+
+    def after_fork(self) -> None:
+        """In the copy, before its first call: take up what `before_fork` ended, and renew what must not be shared.
+
+        `instance_id` and the working directory are the copy's own already. Open files share their position with the
+        other copies; Python's `random` was reseeded by the fork, other libraries' generators were not.
         """

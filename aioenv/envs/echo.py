@@ -16,6 +16,7 @@ TASKS_PER_SPLIT = 8
 class EchoEnv(BaseEnv):
     """Any task id will do. Saying `done` ends the episode; the score is 1.0 from then on, and 0.0 before."""
 
+    forkable = True
     done = False
 
     def get_init_state(self, params: dict[str, Any]) -> dict[str, Any]:

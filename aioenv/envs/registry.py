@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aioenv.envs.base import BaseEnv
-from aioenv.errors import UnknownEnv
+from aioenv.errors import EnvError, UnknownEnv
 
 ENTRY_POINT_GROUP = "aioenv.envs"
 BUILT_IN = {
@@ -53,14 +53,18 @@ class EnvSpec:
         return asdict(self)
 
     def load(self) -> type[BaseEnv]:
-        """Import it. Any exception of the module's own passes through, so that its author sees where it failed."""
+        """Import it. Raises EnvError where it is not an env.
+
+        Any exception of the module's own passes through, so that its author sees where it failed."""
         place, _, class_name = self.target.rpartition(":")
         module = _import_file(self.name, Path(place)) if place.endswith(".py") else importlib.import_module(place)
         env_class = Registry.get(self.name) or _find_class(module, class_name)
         if env_class is None:
-            raise ImportError(f"{place} has neither a class {class_name} nor one registered as {self.name!r}")
+            raise EnvError(f"{place} has neither a class {class_name} nor one registered as {self.name!r}")
         if not (isinstance(env_class, type) and issubclass(env_class, BaseEnv)):
-            raise ImportError(f"{self.target} is not a subclass of aioenv.envs.BaseEnv")
+            raise EnvError(f"{self.target} is not a subclass of aioenv.envs.BaseEnv")
+        if env_class.__abstractmethods__:
+            raise EnvError(f"{self.target} lacks methods: {', '.join(sorted(env_class.__abstractmethods__))}")
         return env_class
 
 
@@ -80,7 +84,9 @@ def find_env(name: str, known: dict[str, EnvSpec]) -> EnvSpec:
         return known[name]
     if re.fullmatch(r"[\w.]+:\w+", name):
         return EnvSpec(name, name, "given")
-    raise UnknownEnv(f"unknown env {name!r}; there is: {', '.join(sorted(known))}, or package.module:Class")
+    raise UnknownEnv(
+        f"unknown env {name!r}; there is: {', '.join(sorted(known))}; or package.module:Class, or one in --env-dir"
+    )
 
 
 def _in_folder(env_dir: Path, env_file: str | None) -> Iterable[EnvSpec]:

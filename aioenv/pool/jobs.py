@@ -15,58 +15,94 @@ from typing import Any
 
 from aioenv.envs.registry import EnvSpec
 from aioenv.errors import AioenvError, BadRequest, EnvError, InternalError
-from aioenv.pool.linux import die_with_parent
+from aioenv.linux import die_with_parent
 
 log = logging.getLogger("aioenv.pool")
 
 WORKERS = 2
 
+Job = Callable[..., dict[str, Any]]
+
 
 class Jobs:
-    """`run` a module-level function in another process. A broken executor is replaced, and the job told so."""
+    """`run` a module-level function in another process. A broken executor is replaced."""
 
     def __init__(self) -> None:
         self._executor: ProcessPoolExecutor | None = None
 
-    async def run(self, job: Callable[..., dict[str, Any]], *args: Any, limit: float | None = None) -> Any:
-        """The job's data. Raises BadRequest or EnvError as the job did; InternalError where its process died or
-        `limit` seconds passed (its process is killed then)."""
-        executor = self._executor
-        if executor is None:
-            executor = self._executor = ProcessPoolExecutor(
-                WORKERS,
-                # Not fork: the server has threads and sockets.
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_begin,
-                initargs=(os.getpid(),),
-            )
+    async def run(self, job: Job, *args: Any, limit: float | None = None) -> Any:
+        """The job's data. It may run twice, where another job broke the executor under it.
+
+        Raises BadRequest or EnvError as the job did; InternalError where its process died, or passed the `limit` of
+        seconds and was killed.
+        """
+        try:
+            return await self._run_in(self._executor or self._start(), limit, job, *args)
+        except BrokenProcessPool:
+            # Under which of its jobs a process died can't be told. Alone, each meets only its own fate.
+            own = _executor(1)
+            try:
+                return await self._run_in(own, limit, job, *args)
+            except BrokenProcessPool:
+                raise InternalError(f"the process of job {job.__name__} died, twice") from None
+            finally:
+                _end(own)
+
+    async def _run_in(self, executor: ProcessPoolExecutor, limit: float | None, job: Job, *args: Any) -> Any:
         try:
             async with asyncio.timeout(limit):
-                answer = await asyncio.get_running_loop().run_in_executor(executor, job, *args)
-        except (BrokenProcessPool, TimeoutError) as error:
-            self._drop(executor)
-            what = f"passed its {limit:g} s limit" if isinstance(error, TimeoutError) else "lost its process"
-            log.error("job %s %s; its executor is replaced", job.__name__, what)
-            raise InternalError(f"job {job.__name__} {what}; try again") from None
+                answer = await _submit(executor, job, *args)
+        except (TimeoutError, BrokenProcessPool) as error:
+            if self._executor is executor:
+                log.warning("the jobs executor is replaced, as %s %s", job.__name__, error or "passed its limit")
+                self._executor = None
+            _end(executor)
+            if isinstance(error, TimeoutError):
+                raise InternalError(f"job {job.__name__} passed its {limit:g} s limit") from None
+            raise
         if "error" in answer:
             code, message = answer["error"]
             raise (BadRequest if code == BadRequest.code else EnvError)(message)
         return answer["data"]
 
-    def _drop(self, executor: ProcessPoolExecutor) -> None:
-        if self._executor is executor:
-            self._executor = None
-        processes = list((executor._processes or {}).values())
-        executor.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.kill()
+    def _start(self) -> ProcessPoolExecutor:
+        self._executor = _executor(WORKERS)
+        return self._executor
 
     async def close(self) -> None:
         if self._executor is not None:
             executor, self._executor = self._executor, None
-            for process in list((executor._processes or {}).values()):
-                process.kill()
-            await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
+            _end(executor)
+            await asyncio.to_thread(executor.shutdown, wait=True)
+
+
+def _executor(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+        workers,
+        # Not fork: the server has threads and sockets.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(os.getpid(),),
+    )
+
+
+def _end(executor: ProcessPoolExecutor) -> None:
+    """Kill its processes: what else runs in it gets BrokenProcessPool."""
+    for process in list((executor._processes or {}).values()):
+        process.kill()
+    executor.shutdown(wait=False)
+
+
+async def _submit(executor: ProcessPoolExecutor, job: Job, *args: Any) -> dict[str, Any]:
+    # Processes are started here. Ctrl-C at the terminal is for the server alone, from their first moment on.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        future = executor.submit(job, *args)
+    except RuntimeError as error:  # shut down meanwhile, for another job that failed
+        raise BrokenProcessPool(str(error)) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return await asyncio.wrap_future(future)
 
 
 def prepare_env(spec: dict[str, str], options: dict[str, str]) -> dict[str, Any]:
@@ -95,5 +131,7 @@ def _answer(act: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _begin(server: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the server alone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     die_with_parent(signal.SIGKILL, server)
+    os.dup2(2, 1)  # the server's stdout is for what it says itself

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from aioenv.errors import AioenvError, BadRequest, EnvError, InternalError, UnknownTask
 from aioenv.pool.lifeline import Lifeline
@@ -33,6 +33,8 @@ log = logging.getLogger("aioenv.pool")
 EXIT_REPORT_GRACE = 0.2
 # Seconds from the exit report to the end of the pipe, before going on without it: a grandchild may hold it open.
 PIPE_END_GRACE = 1.0
+# Seconds that a process may take for a fork, before it is taken for stuck.
+FORK_LIMIT = 20.0
 # Seconds that a killed process has to die of its cut lifeline, before it is killed by pid.
 KILL_GRACE = 1.0
 
@@ -53,7 +55,7 @@ class _Call:
 class WorkerProcess(asyncio.Protocol):
     """One process. Not made directly: see `start_root` and `fork`."""
 
-    def __init__(self, name: str, family: dict[int, WorkerProcess], sock: socket.socket, line: Lifeline) -> None:
+    def __init__(self, name: str, family: dict[int, WorkerProcess], sock: socket.socket, line: Lifeline | None) -> None:
         self.name = name
         self.pid = 0
         # Done, with the cause, when the process is gone.
@@ -79,34 +81,48 @@ class WorkerProcess(asyncio.Protocol):
         Raises WorkerDied, or what the env raised: BadRequest, UnknownTask, EnvError. Cancelling leaves the process at
         work with an answer that nobody takes: whoever cancels must kill it.
         """
-        call, frame = self._new_call(op, fields)
+        await self._wait_if_ending()
         assert self._transport is not None
-        self._transport.write(pack(frame))
+        try:
+            packed = pack({"n": self._number + 1, "op": op, **fields})
+        except (TypeError, FrameError) as error:
+            raise BadRequest(f"the request can't be passed on to the world: {error}") from None
+        call = self._new_call()
+        self._transport.write(packed)
         return await call.future
 
     async def fork(self, name: str, folder: Path) -> WorkerProcess:
         """A child of this process, living in `folder`. Raises WorkerDied and InternalError."""
         async with self._fork_lock:  # one at a time: the pipe's buffer must have room for the descriptors
+            await self._wait_if_ending()
             near, far = multiprocessing.Pipe(duplex=True)
-            line = Lifeline()
             with near, far:
                 sock = socket.socket(fileno=os.dup(near.fileno()))
-                child = WorkerProcess(name, self._family, sock, line)
                 try:
-                    call, frame = self._new_call("fork", {"folder": str(folder)}, child._born)
-                    socket.send_fds(self._sock, [pack(frame)], [far.fileno(), line.far])
+                    line = Lifeline()
                 except BaseException:
-                    line.cut()
                     sock.close()
                     raise
+                child = WorkerProcess(name, self._family, sock, line)
+                call = self._new_call(child._born)
+                frame = pack({"n": self._number, "op": "fork", "folder": str(folder)})
+                try:
+                    socket.send_fds(self._sock, [frame], [far.fileno(), line.far])
+                except OSError as error:
+                    # Dead, if not yet reported as such; or it has not read for long, so that its buffer is full.
+                    self.kill(f"its pipe can't be written to ({error})")
             line.handed_over()
             try:
-                await call.future
+                async with asyncio.timeout(FORK_LIMIT):
+                    await call.future
                 await child._connect()
             except BaseException as error:
                 # A child that is born yet finds its lifeline cut, and its parent reports it as any other death.
                 line.cut()
                 sock.close()
+                if isinstance(error, TimeoutError):
+                    self.kill(f"it did not fork within {FORK_LIMIT:g} s")
+                    raise WorkerDied(str(self._reason)) from None
                 if isinstance(error, EnvError):
                     raise InternalError(f"{self.name} could not fork: {error}") from None
                 raise
@@ -120,23 +136,22 @@ class WorkerProcess(asyncio.Protocol):
         self._sock.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._sock)
 
-    def _new_call(
-        self, op: str, fields: dict[str, Any], convert: Callable[[Any], Any] | None = None
-    ) -> tuple[_Call, dict[str, Any]]:
-        if self.ended.done():
-            raise WorkerDied(self.ended.result())
-        if self._pipe_ended or self._reason:
-            raise WorkerDied(self._reason or "its pipe ended")
+    async def _wait_if_ending(self) -> None:
+        """Raises WorkerDied for a process that is dead or dying, with the cause, which may take a moment to come."""
+        if self._reason is not None:
+            raise WorkerDied(self._reason)
+        if self._pipe_ended or self.ended.done():
+            raise WorkerDied(await asyncio.shield(self.ended))
+
+    def _new_call(self, convert: Callable[[Any], Any] | None = None) -> _Call:
         self._number += 1
-        call = _Call(asyncio.get_running_loop().create_future(), convert)
-        self._calls[self._number] = call
-        return call, {"n": self._number, "op": op, **fields}
+        call = self._calls[self._number] = _Call(asyncio.get_running_loop().create_future(), convert)
+        return call
 
     # -- answers (asyncio.Protocol) ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not derived from that
 
     def data_received(self, data: bytes) -> None:
         if self._reason is not None:
@@ -155,21 +170,18 @@ class WorkerProcess(asyncio.Protocol):
             if child is not None:
                 child._exited(frame["status"])
             return
-        number = frame.get("n")
-        call = self._calls.pop(number, None) if isinstance(number, int) else None
-        if call is None:
-            raise FrameError(f"answer {number!r} belongs to no question")
+        number, error = frame.get("n"), frame.get("error")
+        if not isinstance(number, int) or number not in self._calls or not isinstance(error, dict | None):
+            raise FrameError(f"answer {number!r} belongs to no question, or is none")
+        call = self._calls.pop(number)
         if call.future.done():
             return
-        error = frame.get("error")
         if error is None:
             data = frame.get("data")
             call.future.set_result(call.convert(data) if call.convert else data)
-        elif isinstance(error, dict):
+        else:
             kind = _ERRORS.get(str(error.get("code")), EnvError)
             call.future.set_exception(kind(str(error.get("message"))))
-        else:
-            raise FrameError("an answer's error is no object")
 
     # -- death -------------------------------------------------------------------------------------------------------
 
@@ -179,9 +191,22 @@ class WorkerProcess(asyncio.Protocol):
             return
         if self._reason is None:
             self._reason = reason
-        self._lifeline.cut()
-        asyncio.get_running_loop().call_later(KILL_GRACE, self._kill_by_pid)
+        self._cut()
+        loop = asyncio.get_running_loop()
+        loop.call_later(KILL_GRACE, self._kill_by_pid)
+        # The last resort, where nobody reports its exit and a stranger holds its pipe open: nothing waits for ever.
+        loop.call_later(5 * KILL_GRACE, self._end)
         self._fail_calls(self._reason)
+
+    def _cut(self) -> None:
+        if self._lifeline is not None:
+            self._lifeline.cut()
+        elif self._transport is not None:
+            self._transport.abort()  # the root ends with its pipe
+
+    async def sweep(self, folders: list[str]) -> int:
+        """For the root: end its children that neither are known here nor belong to a world in one of `folders`."""
+        return int(await self.call("sweep", keep=list(self._family), folders=folders))
 
     def _kill_by_pid(self) -> None:
         if not self.ended.done() and self._exit_status is None and self.pid:
@@ -201,7 +226,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def _end_unreported(self) -> None:
         if self._exit_status is None:
-            self.kill(self._reason or "its process closed its pipe")
+            self.kill("its process closed its pipe")
             asyncio.get_running_loop().call_later(2 * KILL_GRACE, self._end)
 
     def _exited(self, status: int) -> None:
@@ -220,7 +245,7 @@ class WorkerProcess(asyncio.Protocol):
             cause = describe_exit(self._exit_status)
         self.ended.set_result(cause or "its process is gone")
         self._family.pop(self.pid, None)
-        self._lifeline.cut()
+        self._cut()
         self._fail_calls(self.ended.result())
         if self._transport is not None:
             self._transport.abort()
@@ -247,17 +272,16 @@ def describe_exit(status: int) -> str:
 async def start_root() -> WorkerProcess:
     """The process that all others descend from, and the only child of the server."""
     near, far = multiprocessing.Pipe(duplex=True)
-    line = Lifeline()
     with near, far:
         popen = subprocess.Popen(  # noqa: ASYNC220 - once at start, and asyncio's would add a thread
-            [sys.executable, "-m", "aioenv.pool.worker", str(far.fileno()), str(line.far)],
-            pass_fds=(far.fileno(), line.far),
+            [sys.executable, "-m", "aioenv.pool.worker", str(far.fileno())],
+            pass_fds=(far.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=2,  # the server's own stdout is for what it says itself
+            start_new_session=True,  # Ctrl-C at the terminal is for the server alone
         )
         sock = socket.socket(fileno=os.dup(near.fileno()))
-    line.handed_over()
-    root = WorkerProcess("the root process", {}, sock, line)
+    root = WorkerProcess("the root process", {}, sock, None)
     root.pid = popen.pid
     root.bears_children = True
     await root._connect()

@@ -5,25 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from aioenv.envs.registry import EnvSpec
-from aioenv.errors import Starting
+from aioenv.errors import AioenvError, EnvError, Starting
 from aioenv.pool.process import WorkerDied, WorkerProcess
 
 log = logging.getLogger("aioenv.pool")
 
 
-class Template:
-    """Loads itself, and again when its process died. Worlds forked from it outlive it."""
+# Seconds that an env may take to load, and the first and the longest pause before trying again.
+LOAD_LIMIT = 600.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 
-    def __init__(self, spec: EnvSpec, environ: dict[str, str], folder: Path, root: WorkerProcess) -> None:
+
+class Template:
+    """Loads itself, and again, by itself, when its process died. Worlds forked from it outlive it."""
+
+    def __init__(self, spec: EnvSpec, environ: dict[str, str], folder: Path, root: Callable[[], WorkerProcess]) -> None:
         self.spec = spec
         self.environ = environ
+        self.forkable = False  # whether its worlds can be copied: known when it is loaded
         self._folder = folder
         self._root = root
         self._process: WorkerProcess | None = None
-        self._loading: asyncio.Task[WorkerProcess] | None = None
+        self._reloading: asyncio.Task[None] | None = None
+        self._closed = False
+        self._why_not = "is being loaded"
 
     @property
     def ready(self) -> bool:
@@ -31,53 +40,56 @@ class Template:
 
     async def load(self) -> None:
         """Raises EnvError, with the traceback, where the env can't be loaded, and WorkerDied."""
-        self._process = None
-        self._process = await self._start()
-
-    async def _start(self) -> WorkerProcess:
         began = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
-        process = await self._root.fork(f"the template of {self.spec.name}", self._folder)
+        process = await self._root().fork(f"the template of {self.spec.name}", self._folder)
         process.bears_children = True
         try:
-            await process.call("load", spec=self.spec.to_dict(), environ=self.environ)
-        except BaseException:
+            async with asyncio.timeout(LOAD_LIMIT):
+                loaded = await process.call("load", spec=self.spec.to_dict(), environ=self.environ)
+        except BaseException as error:
             process.kill("its env could not be loaded")
+            if isinstance(error, TimeoutError):
+                raise EnvError(f"env {self.spec.name} was not loaded within {LOAD_LIMIT:g} s") from None
             raise
+        self.forkable = bool(loaded["forkable"])
+        self._process = process
+        process.ended.add_done_callback(self._process_ended)
         log.info("env %s (%s) is loaded, after %.1f s", self.spec.name, self.spec.origin, time.monotonic() - began)
-        return process
 
     async def fork(self, name: str, folder: Path) -> WorkerProcess:
         """A process that is about to become a world. Raises Starting while the template is not there."""
         process = self._process
         if process is None or process.ended.done():
-            self._reload()
-            raise Starting(f"env {self.spec.name} is being loaded")
+            raise Starting(f"env {self.spec.name} {self._why_not}")
         try:
             return await process.fork(name, folder)
         except WorkerDied as death:
-            log.error("the template of env %s is gone: %s; loading it again", self.spec.name, death)
-            self._reload()
             raise Starting(f"env {self.spec.name} is being loaded again: its template is gone ({death})") from None
 
-    def _reload(self) -> None:
-        if self._loading is None or self._loading.done():
-            self._loading = asyncio.create_task(self._start())
-            self._loading.add_done_callback(self._reloaded)
+    def _process_ended(self, ended: asyncio.Future[str]) -> None:
+        if not self._closed:
+            self._why_not = f"is being loaded again: its template is gone ({ended.result()})"
+            log.error("env %s %s", self.spec.name, self._why_not)
+            self._reloading = asyncio.create_task(self._reload())
 
-    def _reloaded(self, task: asyncio.Task[WorkerProcess]) -> None:
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is None:
-            self._process = task.result()
-        else:
-            log.error("env %s can't be loaded any more: %s", self.spec.name, error)
+    async def _reload(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                await self.load()
+                return
+            except (AioenvError, WorkerDied, OSError) as error:
+                self._why_not = f"can't be loaded any more; the next try is in {pause:g} s: {error}"
+                log.error("env %s %s", self.spec.name, self._why_not)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def close(self) -> None:
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.wait([self._loading])
+        self._closed = True
+        if self._reloading is not None:
+            self._reloading.cancel()
+            await asyncio.wait([self._reloading])
         if self._process is not None:
             self._process.kill("the server shuts down")
             await self._process.ended

@@ -1,15 +1,17 @@
 """The one program that every process of the pool runs; they differ in age only.
 
     server ──▶ root            nothing loaded; adopts and reaps what loses its parent
-                └─▶ template   has loaded and warmed one env
-                     └─▶ world has made one instance of it
+                └─▶ template        has loaded and warmed one env
+                     ├─▶ group      has made a world of one task and rests, to be copied
+                     │     └─▶ world
+                     └─▶ world      has made one instance of its own
 
 Each is a loop that reads a frame from its own pipe, acts and answers. One of the acts is `fork`: it brings the far ends
 of a new pipe and a new lifeline; the child goes on in the same loop, on that pipe, under a new identity. So a world
 costs a fork, not a start. Requests carry a number `n`, which the answer repeats:
 
     {"n": 1, "op": "fork", "folder": …}          ──▶ {"n": 1, "data": {"pid": 123}}
-    {"n": 2, "op": "load", "spec": {…}, …}       ──▶ {"n": 2, "data": null}
+    {"n": 2, "op": "load", "spec": {…}, …}       ──▶ {"n": 2, "data": {"forkable": true}}
     {"n": 3, "op": "step", "action": {…}, …}     ──▶ {"n": 3, "data": {…}} or {"n": 3, "error": {"code", "message"}}
                                                      {"exit": 123, "status": 9}   unasked: a child ended
 Nothing here imports asyncio or the server. One thread, so that it can be forked at any time.
@@ -23,6 +25,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,28 +34,33 @@ from typing import Any
 from aioenv.envs.base import BaseEnv
 from aioenv.envs.registry import EnvSpec
 from aioenv.errors import BadRequest, UnknownTask
+from aioenv.linux import become_subreaper, collapse_memory
 from aioenv.pool import lifeline
-from aioenv.pool.linux import become_subreaper
-from aioenv.pool.wire import Channel, FrameError, pack
+from aioenv.pool.wire import Channel, pack
 
 LOG_NAME = "world.log"
+# In a world's environment: its folder. Tells whose the processes are that it starts.
+HOME_VARIABLE = "AIOENV_WORLD_FOLDER"
 
 
 class Worker:
     """State of this process: its pipe, and what it has loaded. `serve` is its whole life."""
 
-    def __init__(self, channel: Channel, lifeline_fd: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self._lifeline_fd = lifeline_fd
+        self._lifeline_fd: int | None = None  # the root has none: see `main`
         self.env_class: type[BaseEnv] | None = None
         self.env: BaseEnv | None = None
         self._children: ChildWatch | None = ChildWatch()
         self._acts: dict[str, Callable[[dict[str, Any]], Any]] = {
             "load": self._load,
             "create": self._create,
+            "rest": self._rest,
+            "wake": self._wake,
             "step": self._step,
             "evaluate": self._evaluate,
             "get_info": self._get_info,
+            "sweep": self._sweep,
         }
 
     def serve(self) -> None:
@@ -66,7 +74,6 @@ class Worker:
                 answer = self._answer(number, self._close, frame)
             elif op == "fork":
                 fds = self.channel.take_fds(2)
-                sys.stdout.flush()  # or the child would write it again
                 answer = self._answer(number, self._fork, frame)
                 if answer.get("data") == 0:
                     self._be_born(frame["folder"], *fds)
@@ -102,21 +109,37 @@ class Worker:
 
     # -- acts --------------------------------------------------------------------------------------------------------
 
-    def _load(self, frame: dict[str, Any]) -> None:
+    def _load(self, frame: dict[str, Any]) -> dict[str, Any]:
         """Become a template."""
         os.environ.update(frame["environ"])
         self.env_class = EnvSpec(**frame["spec"]).load()
         self.env_class.warm()
-        # What lives now is shared by all forks: keep the collector from touching, and so copying, its pages.
-        gc.collect()
-        gc.freeze()
+        # It may have taken over SIGCHLD or its wakeup, as an asyncio loop does.
+        assert self._children is not None
+        self._children.close()
+        self._children = ChildWatch()
+        _settle()
+        collapse_memory()
+        return {"forkable": self.env_class.forkable}
 
     def _create(self, frame: dict[str, Any]) -> Any:
         """Become a world."""
         assert self.env_class is not None
-        self.env_class.after_fork()
         self.env = self.env_class(frame["task_id"], frame["instance_id"], frame["params"])
         return self.env.get_init_state(frame["params"])
+
+    def _rest(self, frame: dict[str, Any]) -> None:
+        """Become a group's template: from here on, be copied and nothing else."""
+        assert self.env is not None
+        self.env.before_fork()
+        _settle()
+        self._children = ChildWatch()
+
+    def _wake(self, frame: dict[str, Any]) -> None:
+        """Become a world, as a copy of the group's."""
+        assert self.env is not None
+        self.env.instance_id = frame["instance_id"]
+        self.env.after_fork()
 
     def _step(self, frame: dict[str, Any]) -> Any:
         assert self.env is not None
@@ -130,26 +153,44 @@ class Worker:
         assert self.env is not None
         return self.env.get_info(frame["messages"], frame["params"])
 
+    def _sweep(self, frame: dict[str, Any]) -> int:
+        """End children that the server does not know: what worlds left behind, adopted by the root. How many.
+
+        A living world may have such a child too, a daemon: it is spared.
+        """
+        unknown = _children() - set(frame["keep"])
+        strays = [pid for pid in unknown if _home(pid) not in frame["folders"]]
+        for pid in strays:
+            os.kill(pid, signal.SIGKILL)  # its pid can't be another's: nobody but this process reaps it
+        return len(strays)
+
     def _close(self, frame: dict[str, Any]) -> None:
         if self.env is not None:
+            if frame["keep"]:
+                self.env.save()
             self.env.close()
 
     # -- forking -----------------------------------------------------------------------------------------------------
 
     def _fork(self, frame: dict[str, Any]) -> int:
         """The child's pid; 0 in the child."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # or the child would write it again
         return os.fork()
 
     def _be_born(self, folder: str, pipe_fd: int, lifeline_fd: int) -> None:
         """In the child: let go of what was the parent's, take up what came for this one."""
         self.channel.close()
-        os.close(self._lifeline_fd)
+        if self._lifeline_fd is not None:
+            os.close(self._lifeline_fd)
         if self._children is not None:
             self._children.close()
         os.setsid()
         lifeline.tie(lifeline_fd)
         self._lifeline_fd = lifeline_fd
         os.chdir(folder)
+        os.environ[HOME_VARIABLE] = folder
         _redirect_output(Path(folder) / LOG_NAME)
         self.channel = Channel(socket.socket(fileno=pipe_fd))
         # A world runs a model's code, which may have children of its own: it does not look after any.
@@ -203,13 +244,19 @@ def _reap() -> Iterator[tuple[int, int]]:
         yield os.waitpid(info.si_pid, 0)
 
 
+def _settle() -> None:
+    """What lives now will be shared by all forks: keep the collector from touching, and so copying, its pages."""
+    gc.collect()
+    gc.freeze()
+
+
 def _encode(answer: dict[str, Any]) -> bytes:
     try:
         return pack(answer)
-    except (TypeError, FrameError) as error:
+    except Exception as error:
         try:  # a model may print half a surrogate pair, which JSON text can't hold
             return pack(_without_surrogates(answer))
-        except (TypeError, FrameError):
+        except Exception:  # the env's own classes may raise anything
             message = f"the env's answer can't be sent as JSON: {error}"
             return pack({"n": answer["n"], "error": {"code": "env_error", "message": message}})
 
@@ -224,6 +271,33 @@ def _without_surrogates(value: Any) -> Any:
     return value
 
 
+def _children() -> set[int]:
+    pid = os.getpid()
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def _home(pid: int) -> str | None:
+    """The folder of the world that a process descends from, if it can be told: by its environment, or where it is."""
+    try:
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            name, _, value = variable.partition(b"=")
+            if name == HOME_VARIABLE.encode():
+                return os.fsdecode(value)
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return None
+
+
+def _end_all_children() -> None:
+    """The root's last act: the server is gone. Worlds die by their lifelines, but not what they left behind."""
+    deadline = time.monotonic() + 5
+    while (children := _children()) and time.monotonic() < deadline:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for _ in children:
+            os.wait()
+
+
 def _redirect_output(log: Path) -> None:
     """Stray prints, also those of C code, go to `log`; nothing comes from standard input."""
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -236,21 +310,28 @@ def _redirect_output(log: Path) -> None:
 
 
 def main() -> None:
-    """The root: started by the server with the fds of its pipe and its lifeline."""
-    pipe_fd, lifeline_fd = int(sys.argv[1]), int(sys.argv[2])
-    for fd in (pipe_fd, lifeline_fd):
-        os.set_inheritable(fd, False)
-    os.setsid()  # Ctrl-C at the terminal is for the server alone
-    lifeline.tie(lifeline_fd)
+    """The root: started by the server, in a session of its own, with the fd of its pipe.
+
+    It needs no lifeline: it never does anything that takes time, so it sees the end of its pipe at once.
+    """
+    pipe_fd = int(sys.argv[1])
+    os.set_inheritable(pipe_fd, False)
     become_subreaper()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    worker = Worker(Channel(socket.socket(fileno=pipe_fd)))
+    root = os.getpid()
+    code = 0
     try:
-        Worker(Channel(socket.socket(fileno=pipe_fd)), lifeline_fd).serve()
+        worker.serve()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the server is gone
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
+        code = 1
+    if os.getpid() == root:
+        _end_all_children()
     # Without the interpreter's own farewell, which waits for threads that an env left running.
-    os._exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from aioenv.errors import AioenvError, BadRequest, Busy, InternalError, TooLarge
 from aioenv.pool.pool import Pool
@@ -102,13 +103,17 @@ async def _failures(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except AioenvError as error:
         failure = error
-    except web.HTTPRequestEntityTooLarge as error:
-        failure = TooLarge(f"{error.text}; --max-body sets the limit")
+    except web.HTTPRequestEntityTooLarge:
+        failure = TooLarge(f"the body is over the limit of {request.client_max_size:,} bytes, which --max-body sets")
     except web.HTTPException as error:  # aiohttp's own: no such route, wrong method
         body = BadRequest(f"{request.method} {request.path}: {error.reason}").payload()
         return _json(body, error.status, {key: value for key, value in error.headers.items() if key == "Allow"})
     except ConnectionResetError:
-        raise  # the client went away: nobody to answer
+        return web.Response(status=400)  # the client went away amid its body: nobody reads this
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        reply = _json(BadRequest(f"the body can't be read: {error}").payload(), 400)
+        reply.force_close()  # where the next request would begin can't be told
+        return reply
     except Exception as error:
         log.exception("%s %s failed inside aioenv", request.method, request.path)
         failure = InternalError(f"aioenv failed: {error!r}; the server's log has the traceback")

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from aioenv.errors import BadRequest
+from aioenv.pool.wire import load_json
 
 # It becomes the name of a folder.
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -52,7 +53,7 @@ class Request:
 def parse(body: bytes) -> Request:
     """Raises BadRequest, naming the key and the type."""
     try:
-        data = orjson.loads(body)
+        data = load_json(body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):

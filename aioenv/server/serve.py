@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from aiohttp import web
 
 from aioenv.config import Settings
+from aioenv.errors import AioenvError
 from aioenv.pool.pool import Pool
 from aioenv.pool.reaper import reap_forever
 from aioenv.server.app import make_app
@@ -19,20 +20,31 @@ from aioenv.server.app import make_app
 log = logging.getLogger("aioenv.server")
 
 
+class CannotListen(AioenvError):
+    pass
+
+
 @contextlib.asynccontextmanager
 async def running(settings: Settings, listening: Callable[[str], None] = lambda url: None) -> AsyncIterator[Pool]:
     """A server that listens and whose envs are loaded, for as long as the block lasts.
 
     `listening` is called with the URL before the envs are loaded; until then creates are answered 503 `starting`.
-    Raises OSError where the address can't be used, UnknownEnv, and EnvError where an env can't be loaded.
+    Raises CannotListen, OSError where its folders can't be made, UnknownEnv, and EnvError where an env can't be loaded.
     """
     pool = Pool(settings)
+    pool.open()
     runner = web.AppRunner(make_app(pool), access_log=None, shutdown_timeout=5.0)
-    await runner.setup()
     reaper = None
     try:
+        await runner.setup()
         site = web.TCPSite(runner, settings.host, settings.port)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            raise CannotListen(
+                f"can't listen on {settings.host}:{settings.port}: {os.strerror(error.errno or 0)}; --port chooses"
+                " another, 0 a free one"
+            ) from None
         listening(_url(runner))
         await pool.start()
         reaper = asyncio.create_task(reap_forever(pool, settings.reap_interval))
@@ -67,7 +79,9 @@ async def serve(settings: Settings, say: Callable[[str], None]) -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                say(f"stopping; {pool.readiness()['instances']} instances to end")
+                left = pool.readiness()["instances"]
+                grace = f", up to {settings.stop_grace:g} s for calls that run (again to stop at once)" if left else ""
+                say(f"stopping: {left} instances to end{grace}")
     except asyncio.CancelledError:
         say("stopped")
 

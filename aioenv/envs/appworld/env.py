@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aioenv.envs.appworld import install, prompt
+from aioenv.envs.appworld import engine, install, prompt
 from aioenv.envs.appworld.action import parse_action
 from aioenv.envs.base import BaseEnv
 from aioenv.envs.registry import Registry
-from aioenv.errors import BadRequest, UnknownTask
+from aioenv.errors import BadRequest, EnvError, UnknownTask
 
 SPLIT_ALIASES = {"val": "dev", "test": "test_normal"}
 TASK_ID = re.compile(r"[A-Za-z0-9]+_[0-9]+")
@@ -42,9 +42,9 @@ class AppworldEnv(BaseEnv):
         root = _move_root(Path.cwd())
         if not TASK_ID.fullmatch(task_id) or not (root / "data" / "tasks" / task_id / "specs.json").is_file():
             raise UnknownTask(f"unknown task {task_id!r}; POST /get_env_profile lists the task ids of a split")
-        from appworld import AppWorld
-
-        self.world = AppWorld(task_id=task_id, experiment_name=instance_id, load_ground_truth=False, **settings)
+        self.world = engine.make_world(
+            task_id=task_id, experiment_name=instance_id, load_ground_truth=False, **settings
+        )
 
     def get_init_state(self, params: dict[str, Any]) -> dict[str, Any]:
         task = self.world.task
@@ -61,7 +61,7 @@ class AppworldEnv(BaseEnv):
         sparse = _flag(params, "sparse", False)
         parsed = parse_action(action, self.simple)
         output = self._execute(parsed.code) if parsed.code is not None else str(parsed.problem)
-        terminated = bool(self.world.task_completed())
+        terminated = engine.task_completed(self.world)
         observation = output if self.simple else f"Output:\n```\n{output.rstrip()}\n```"
         return {
             "state": [{"role": "user", "content": f"{observation}\n{parsed.note}" if parsed.note else observation}],
@@ -75,15 +75,9 @@ class AppworldEnv(BaseEnv):
         try:
             return str(self.world.execute(code))
         except BaseException as error:
-            if not _failed_to_save(error):
-                return self._record_failure(code, error)
-            if isinstance(error, UnicodeEncodeError):
-                # The code printed half a surrogate pair, which the engine's log can't hold.
-                for entry in self.world.environment_io:
-                    entry.update({key: _encodable(text) for key, text in entry.items()})
-                self.world.save_logs()
-                return str(self.world.environment_io[-1]["output"])
-            raise
+            if _failed_to_save(error):
+                raise
+            return self._record_failure(code, error)
 
     def _record_failure(self, code: str, error: BaseException) -> str:
         """Do what the engine leaves undone where the code raised what it does not expect: what is no Exception
@@ -93,8 +87,6 @@ class AppworldEnv(BaseEnv):
         message = f"Execution failed. Traceback:\n{_last_line(error)}"
         world.environment_io.append({"input": code, "output": message})
         world.num_interactions += 1
-        world._save_state(world.output_db_home_path_on_disk)
-        world.save_logs()
         world.requester.reset_request_count()
         return message
 
@@ -105,6 +97,7 @@ class AppworldEnv(BaseEnv):
     def _score(self, sparse: bool) -> float:
         from appworld.evaluator import evaluate_task
 
+        self.save()  # the scoring reads it
         tests = evaluate_task(self.task_id, self.instance_id)
         if sparse:
             return 1.0 if tests.success else 0.0
@@ -113,8 +106,17 @@ class AppworldEnv(BaseEnv):
     def get_info(self, messages: dict[str, Any], params: dict[str, Any]) -> str:
         return prompt.tool_info()
 
-    def close(self) -> None:
-        self.world.close()
+    def save(self) -> None:
+        for entry in self.world.environment_io:  # code may print half a surrogate pair, which no file can hold
+            entry.update({key: text.encode("utf-8", "replace").decode() for key, text in entry.items()})
+        engine.save(self.world)
+
+    def before_fork(self) -> None:
+        engine.rest(self.world)
+
+    def after_fork(self) -> None:
+        _move_root(Path.cwd())
+        engine.wake(self.world, self.instance_id)
 
     @staticmethod
     def get_query_list(split: str, params: dict[str, Any]) -> list[str]:
@@ -136,14 +138,19 @@ class AppworldEnv(BaseEnv):
             sys.stderr.write(f"appworld: {line}\n")
             sys.stderr.flush()
 
-        install.unpack_apps(report)
-        return {"APPWORLD_ROOT": str(install.find_root(options.get("root"), report))}
+        named = options.get("root") or os.environ.get("APPWORLD_ROOT")  # importing appworld sets it, too
+        try:
+            install.unpack_apps(report)
+            return {"APPWORLD_ROOT": str(install.find_root(named, report))}
+        except (ImportError, OSError) as error:
+            raise EnvError(str(error)) from None
 
     @classmethod
     def warm(cls) -> None:
         """Build a world and throw it away: the engine builds its apps lazily, which takes seconds, once."""
         os.environ["IPYTHONDIR"] = str(Path.cwd() / ".ipython")
         _move_root(Path.cwd())
+        import pytest  # noqa: F401 - the scoring imports it at its first comparison
         from appworld import AppWorld
 
         task_id = min(folder.name for folder in Path("data/tasks").iterdir() if TASK_ID.fullmatch(folder.name))
@@ -151,6 +158,7 @@ class AppworldEnv(BaseEnv):
         world.execute("print(apis.supervisor.show_profile())")
         world.close()
         AppWorld.close_all()
+        cls.forkable = engine.adapt()
         others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         if others:
             sys.stderr.write(f"appworld: threads are left after warming, forks may hang: {', '.join(others)}\n")
@@ -158,10 +166,10 @@ class AppworldEnv(BaseEnv):
 
 def _move_root(folder: Path) -> Path:
     """Make `folder` the engine's root, so that all its output lands there; `data` is linked, not copied."""
-    data = Path(os.environ["APPWORLD_ROOT"]) / "data"
+    data = os.environ.setdefault("AIOENV_APPWORLD_DATA", str((Path(os.environ["APPWORLD_ROOT"]) / "data").resolve()))
     link = folder / "data"
     if not link.exists():
-        link.symlink_to(data.resolve())
+        link.symlink_to(data)
     os.environ["APPWORLD_ROOT"] = str(folder)
     return folder
 
@@ -193,7 +201,7 @@ def _world_settings(world: Any) -> dict[str, Any]:
 
 
 def _failed_to_save(error: BaseException) -> bool:
-    """It came from the engine's writing to disk: a fault of this machine, not of the agent."""
+    """It came from the engine's writing to disk (if that is not put off): no fault of the agent."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.name in ("_save_state", "save_logs") for frame in frames)
 

@@ -7,6 +7,7 @@ import fcntl
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ def unpack_apps(report: Report | None = None) -> None:
     """
     spec = importlib.util.find_spec("appworld")
     if spec is None or spec.origin is None:
-        raise ImportError("AppWorld is not installed: pip install 'aioenv[appworld]'")
+        raise ImportError("AppWorld is not installed: pip install 'aioenv[appworld]', in a clone '.[appworld]'")
     package = Path(spec.origin).parent
     if _unpacked(package):
         return
@@ -69,33 +70,47 @@ def _unpack(package: Path) -> None:
                         file.replace(place)
 
 
-def find_root(root: str | None, report: Report) -> Path:
-    """The AppWorld root to serve: `root`, else APPWORLD_ROOT, else the demo data, built if it is not there yet.
+def find_root(named: str | None, report: Report) -> Path:
+    """The AppWorld root to serve: `named`, or if that is None the demo data, built if it is not there yet.
 
-    The demo data is also served, and that is said, where the root that was named has no `data/`.
+    Raises FileNotFoundError where `named` has no data: serving something else could go unnoticed by who trains on it.
     """
-    named = root or os.environ.get("APPWORLD_ROOT")
-    if named and (Path(named) / "data" / "datasets").is_dir():
-        return Path(named).resolve()
+    if named:
+        if (Path(named) / "data" / "datasets").is_dir():
+            return Path(named).resolve()
+        raise FileNotFoundError(
+            f"{named}, named by --root or APPWORLD_ROOT, has no AppWorld data in data/. To fetch it: appworld download"
+            f" data --root {named}. To serve aioenv's own demo data, name no root; to build it there: python -m aioenv"
+            f" appworld demo-data {named}"
+        )
     demo = cache_folder() / f"appworld-demo-{importlib.metadata.version('appworld')}-{DEMO_VERSION}"
-    where = f"{named} has no data/" if named else "neither --root nor APPWORLD_ROOT names AppWorld's data"
-    report(f"{where}: serving aioenv's own DEMO data from {demo}")
-    report(
-        f"for the real data: appworld download data --root {named or 'DIR'}, then serve with --root {named or 'DIR'}"
-    )
-    if not (demo / "data").is_dir():
+    there = (demo / "data").is_dir()
+    report(f"no --root and no APPWORLD_ROOT: {'serving' if there else 'building'} aioenv's own DEMO data in {demo}")
+    report("for AppWorld's real data: appworld download data --root DIR, then serve with --root DIR")
+    if not there:
         demo.mkdir(parents=True, exist_ok=True)
         with _locked(demo / "build.lock"):
             if not (demo / "data").is_dir():
+                for left in demo.glob(".data-*"):  # of a build that was ended
+                    shutil.rmtree(left)
                 _build_demo(demo)
     return demo
 
 
 def _build_demo(root: Path) -> None:
-    """In a process of its own: the engine keeps its databases in module state."""
-    code = "import sys; from pathlib import Path; from aioenv.envs.appworld.demo import build; build(Path(sys.argv[1]))"
+    """In a process of its own: the engine keeps its databases in module state. It dies with this one."""
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from aioenv.envs.appworld.demo import build\n"
+        "from aioenv.linux import die_with_parent\n"
+        "die_with_parent(signal.SIGKILL, int(sys.argv[2]))\n"
+        "build(Path(sys.argv[1]))\n"
+        "os._exit(0)\n"  # the engine's objects take the interpreter minutes to tear down
+    )
+    command = [sys.executable, "-c", code, str(root), str(os.getpid())]
     environ = {**os.environ, "APPWORLD_ROOT": str(root)}
-    done = subprocess.run([sys.executable, "-c", code, str(root)], env=environ, capture_output=True, text=True)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"the demo data could not be built in {root}:\n{done.stderr}")
 

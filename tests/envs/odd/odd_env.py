@@ -13,9 +13,21 @@ from aioenv.errors import BadRequest, UnknownTask
 LOADED_IN = os.getpid()
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def endless() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
 class OddEnv(BaseEnv):
     warmed_in = 0
-    renewed_in = 0
 
     def __init__(self, task_id: str, instance_id: str, params: dict[str, Any]) -> None:
         super().__init__(task_id, instance_id, params)
@@ -36,10 +48,6 @@ class OddEnv(BaseEnv):
     def warm(cls) -> None:
         cls.warmed_in = os.getpid()
 
-    @classmethod
-    def after_fork(cls) -> None:
-        cls.renewed_in = os.getpid()
-
     def get_init_state(self, params: dict[str, Any]) -> dict[str, Any]:
         if self.task_id == "shapeless":
             return {"state": "no list"}
@@ -56,7 +64,7 @@ class OddEnv(BaseEnv):
         return " ".join(self.said)
 
     def do_pids(self, rest: str) -> list[int]:
-        return [LOADED_IN, self.warmed_in, self.renewed_in, os.getpid(), os.getppid()]
+        return [LOADED_IN, self.warmed_in, os.getpid(), os.getppid()]
 
     def do_sleep(self, rest: str) -> str:
         time.sleep(float(rest))
@@ -98,6 +106,32 @@ class OddEnv(BaseEnv):
             os._exit(0)
         return pid
 
+    def do_escape(self, rest: str) -> int:
+        """Leave a child with a session of its own."""
+        import subprocess
+
+        return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+    def do_spoil(self, rest: str) -> str:
+        """Put something else in the place of the own folder."""
+        folder = os.getcwd()
+        os.rename(folder, f"{folder}.away")
+        if rest == "file":
+            open(folder, "w").close()
+        elif rest == "link":
+            os.symlink("/nowhere", folder)
+        elif rest == "locked":
+            os.mkdir(folder)
+            os.mkdir(f"{folder}/inner")
+            os.chmod(f"{folder}/inner", 0)
+            os.chmod(folder, 0)
+        return folder
+
+    def do_forge(self, rest: str) -> str:
+        """Answer in the worker's stead, with what is no answer."""
+        frame = b'{"n": %d, "error": 5}' % (len(self.said) + 1)
+        return self.do_junk((len(frame).to_bytes(4, "big") + frame).decode("latin-1"))
+
     def do_junk(self, rest: str) -> str:
         """Write to every socket that is open: its own pipe."""
         for name in os.listdir("/proc/self/fd"):
@@ -118,6 +152,8 @@ class OddEnv(BaseEnv):
             "two": {"state": [{"role": "user"}, {"role": "user"}]},
             "text": "text",
             "none": None,
+            "deep": {"state": [{"role": "user", "content": nested(3000)}]},
+            "loop": {"state": [{"role": "user", "content": endless()}]},
             "yes": {"state": [{"role": "user", "content": ""}], "is_terminated": "yes"},
         }[rest]
 
