@@ -23,17 +23,20 @@ NAME = "twin"
 
 
 def look(world: Any, observations: list[str], completed: list[bool]) -> dict[str, Any]:
-    """What is to be seen at the end: files last, as scoring writes one."""
+    """What is to be seen at the end.
+
+    Databases first, as scoring leaves the models at those of the start; files last, as it writes one.
+    """
     from appworld.apps import get_all_apps
     from appworld.common.utils import import_models_module
     from appworld.evaluator import evaluate_task
 
-    score = evaluate_task(world.task_id, NAME).to_dict()
     databases = {}
     for app in get_all_apps():
         connection = import_models_module(app).SQLModel.db.connection
         dump = "\n".join(connection.iterdump())
         databases[app] = [len(dump), hashlib.sha256(dump.encode()).hexdigest()]
+    score = evaluate_task(world.task_id, NAME).to_dict()
     outputs = Path(world.output_directory)
     files = {str(file.relative_to(outputs)): file.read_text() for file in sorted(outputs.rglob("*")) if file.is_file()}
     # Each scoring leaves empty entries in it, and the env scores once more, for the last step's reward.

@@ -64,6 +64,19 @@ async def test_every_gold_solution_scores_1_and_ends_the_episode_with_that_rewar
         assert played["last"]["info"]["step"] == len(steps)
 
 
+async def test_evaluating_in_the_middle_changes_nothing(appworld: Caller, demo_root: Path) -> None:
+    """The engine's own scoring does: it leaves some apps at the databases of the start."""
+    first_of_each = [task_id for task_id in task_ids(demo_root, *SPLITS) if task_id.endswith("_1")]
+    for task_id in first_of_each:
+        instance_id = await appworld.create(env_type="appworld", task_id=task_id)
+        for code in gold_steps(demo_root, task_id):
+            assert (await appworld.post("evaluate", instance_id=instance_id)).data < 1.0
+            last = (await appworld.say(instance_id, fenced(code))).data
+        assert (last["is_terminated"], last["reward"]) == (True, 1.0), task_id
+        assert (await appworld.post("evaluate", instance_id=instance_id)).data == 1.0
+        await appworld.post("release", instance_id=instance_id)
+
+
 async def test_doing_nothing_scores_0_sparse_and_less_than_1_dense(appworld: Caller, demo_root: Path) -> None:
     ids = task_ids(demo_root, *SPLITS)
     for task_id, played in zip(ids, await play_all(appworld, [(task_id, [], False) for task_id in ids]), strict=True):

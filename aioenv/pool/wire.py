@@ -10,6 +10,7 @@ import gc
 import os
 import socket
 import struct
+from array import array
 from collections import deque
 from typing import Any
 
@@ -20,7 +21,7 @@ HEADER = struct.Struct("!I")
 FRAME_LIMIT = 80 * 2**20
 _LARGE = 2**16
 _READ_SIZE = 2**15  # each read takes a buffer of that size; larger ones cost more than the reads they save
-_MAX_FDS = 8
+_ANCILLARY_SIZE = socket.CMSG_LEN(8 * array("i").itemsize)
 
 
 class FrameError(Exception):
@@ -50,6 +51,16 @@ def pack(frame: dict[str, Any]) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+def _parse(body: bytes | memoryview) -> dict[str, Any]:
+    try:
+        frame = load_json(body)
+    except orjson.JSONDecodeError as error:
+        raise FrameError(f"a frame is not JSON: {error}") from None
+    if not isinstance(frame, dict):
+        raise FrameError(f"a frame is a JSON {type(frame).__name__}, not an object")
+    return frame
+
+
 class FrameDecoder:
     """Cuts a stream of bytes into frames, however it was split. Does no I/O."""
 
@@ -59,6 +70,9 @@ class FrameDecoder:
 
     def feed(self, data: bytes | memoryview) -> list[dict[str, Any]]:
         """The frames that `data` completes. Raises FrameError; the decoder is of no use afterwards."""
+        size = len(data) - HEADER.size
+        if not self._buffer and 0 <= size <= self._limit and HEADER.unpack_from(data)[0] == size:
+            return [_parse(data[HEADER.size :])]  # nearly always a read is one frame, whole
         self._buffer += data
         frames = []
         position = 0
@@ -69,15 +83,9 @@ class FrameDecoder:
             end = position + HEADER.size + length
             if len(self._buffer) < end:
                 break
-            try:
-                # A view held on would forbid the `del` below, so it goes before that.
-                with memoryview(self._buffer) as view, view[position + HEADER.size : end] as body:
-                    frame = load_json(body)
-            except orjson.JSONDecodeError as error:
-                raise FrameError(f"a frame is not JSON: {error}") from None
-            if not isinstance(frame, dict):
-                raise FrameError(f"a frame is a JSON {type(frame).__name__}, not an object")
-            frames.append(frame)
+            # A view held on would forbid the `del` below, so it goes before that.
+            with memoryview(self._buffer) as view, view[position + HEADER.size : end] as body:
+                frames.append(_parse(body))
             position = end
         if position:
             del self._buffer[:position]
@@ -105,12 +113,16 @@ class Channel:
         """The next frame; None at the end of the stream."""
         while not self._frames:
             try:
-                data, fds, _, _ = socket.recv_fds(self.sock, _READ_SIZE, _MAX_FDS)
+                data, ancillary, _, _ = self.sock.recvmsg(_READ_SIZE, _ANCILLARY_SIZE)
             except ConnectionResetError:  # ended with our last words unread
                 return None
-            for fd in fds:
-                os.set_inheritable(fd, False)
-                self._fds.append(fd)
+            for level, kind, packed in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    fds = array("i")
+                    fds.frombytes(packed[: len(packed) - len(packed) % fds.itemsize])
+                    for fd in fds:
+                        os.set_inheritable(fd, False)
+                        self._fds.append(fd)
             if not data:
                 return None
             self._frames.extend(self._decoder.feed(data))

@@ -16,26 +16,34 @@ from aioenv.server.request import Request, parse
 
 log = logging.getLogger("aioenv.server")
 
-JSON = "application/json"
+JSON = {"Content-Type": "application/json"}
 
 
 def make_app(pool: Pool) -> web.Application:
     """Routes over `pool`, which the caller starts and closes."""
-    app = web.Application(client_max_size=pool.settings.limits.max_body, middlewares=[_failures])
+    app = web.Application(client_max_size=pool.settings.limits.max_body)
     routes = Routes(pool)
-    app.add_routes(
-        [
-            web.get("/healthz", routes.healthz),
-            web.get("/readyz", routes.readyz),
-            web.get("/instances", routes.instances),
-            web.post("/get_env_profile", _post(routes.get_env_profile)),
-            web.post("/create", _post(routes.create)),
-            web.post("/step", _post(routes.step)),
-            web.post("/evaluate", _post(routes.evaluate)),
-            web.post("/get_info", _post(routes.get_info)),
-            web.post("/release", _post(routes.release)),
-        ]
-    )
+    gets = {"/healthz": routes.healthz, "/readyz": routes.readyz, "/instances": routes.instances}
+    posts = {
+        "/get_env_profile": routes.get_env_profile,
+        "/create": routes.create,
+        "/step": routes.step,
+        "/evaluate": routes.evaluate,
+        "/get_info": routes.get_info,
+        "/release": routes.release,
+    }
+    app.add_routes([web.get(path, _answered(handler)) for path, handler in gets.items()])
+    app.add_routes([web.post(path, _answered(_post(handler))) for path, handler in posts.items()])
+    allowed = {**dict.fromkeys(gets, "GET,HEAD"), **dict.fromkeys(posts, "POST")}
+
+    async def no_route(request: web.Request) -> web.Response:
+        if request.path in allowed:
+            methods = allowed[request.path]
+            failure = BadRequest(f"{request.path} takes {methods}, not {request.method}")
+            return _json(failure.payload(), 405, {"Allow": methods})
+        return _json(BadRequest(f"there is no {request.path}; there is: {', '.join(allowed)}").payload(), 404)
+
+    app.router.add_route("*", "/{path:.*}", no_route)
     return app
 
 
@@ -90,32 +98,34 @@ def _success(data: Any) -> dict[str, Any]:
 
 
 def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type=JSON, headers=headers)
+    return web.Response(body=orjson.dumps(body), status=status, headers={**JSON, **headers} if headers else JSON)
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@web.middleware
-async def _failures(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure is answered in the protocol's shape."""
-    try:
-        return await handler(request)
-    except AioenvError as error:
-        failure = error
-    except web.HTTPRequestEntityTooLarge:
-        failure = TooLarge(f"the body is over the limit of {request.client_max_size:,} bytes, which --max-body sets")
-    except web.HTTPException as error:  # aiohttp's own: no such route, wrong method
-        body = BadRequest(f"{request.method} {request.path}: {error.reason}").payload()
-        return _json(body, error.status, {key: value for key, value in error.headers.items() if key == "Allow"})
-    except ConnectionResetError:
-        return web.Response(status=400)  # the client went away amid its body: nobody reads this
-    except (web.RequestPayloadError, HttpProcessingError) as error:
-        reply = _json(BadRequest(f"the body can't be read: {error}").payload(), 400)
-        reply.force_close()  # where the next request would begin can't be told
-        return reply
-    except Exception as error:
-        log.exception("%s %s failed inside aioenv", request.method, request.path)
-        failure = InternalError(f"aioenv failed: {error!r}; the server's log has the traceback")
-    headers = {"Retry-After": str(failure.retry_after)} if isinstance(failure, Busy) else None
-    return _json(failure.payload(), failure.status or 500, headers)
+def _answered(handler: Handler) -> Handler:
+    """Every failure is answered in the protocol's shape. Not a middleware: that would cost each request more."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except AioenvError as error:
+            failure = error
+        except web.HTTPRequestEntityTooLarge:
+            failure = TooLarge(
+                f"the body is over the limit of {request.client_max_size:,} bytes, which --max-body sets"
+            )
+        except ConnectionResetError:
+            return web.Response(status=400)  # the client went away amid its body: nobody reads this
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            reply = _json(BadRequest(f"the body can't be read: {error}").payload(), 400)
+            reply.force_close()  # where the next request would begin can't be told
+            return reply
+        except Exception as error:
+            log.exception("%s %s failed inside aioenv", request.method, request.path)
+            failure = InternalError(f"aioenv failed: {error!r}; the server's log has the traceback")
+        headers = {"Retry-After": str(failure.retry_after)} if isinstance(failure, Busy) else None
+        return _json(failure.payload(), failure.status or 500, headers)
+
+    return answer

@@ -99,6 +99,8 @@ class AppworldEnv(BaseEnv):
 
         self.save()  # the scoring reads it
         tests = evaluate_task(self.task_id, self.instance_id)
+        # It may leave the models of some apps at the databases of the start, where the next step would then act.
+        self.world.models.reset_db_home_path()
         if sparse:
             return 1.0 if tests.success else 0.0
         return float(tests.pass_count / tests.num_tests)
