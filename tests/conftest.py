@@ -26,7 +26,7 @@ from aioenv.pool.pool import Pool
 from aioenv.server.serve import running
 
 ENVS = Path(__file__).parent / "envs"
-_session_servers: set[int] = set()
+_session_processes: set[int] = set()
 
 
 @dataclass
@@ -116,14 +116,70 @@ async def echo(tmp_path: Path) -> AsyncIterator[Server]:
 # -- AppWorld ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class DemoBuild:
+    """Demo data as a first start makes it, and what each server said on its standard error."""
+
+    root: Path
+    said: list[str]
+
+
 @pytest.fixture(scope="session")
-def demo_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_build(tmp_path_factory: pytest.TempPathFactory) -> DemoBuild:
+    """Two servers started at once, which are told of no root: one builds the data, the other waits for it."""
+    cache = tmp_path_factory.mktemp("cache")
+    environ = {**os.environ, "XDG_CACHE_HOME": str(cache), "AIOENV_SCRATCH": str(cache / "scratch"), "AIOENV_PORT": "0"}
+    environ.pop("APPWORLD_ROOT", None)
+    command = [sys.executable, "-m", "aioenv", "serve", "--env", "appworld", "--log-level", "error"]
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    servers = [subprocess.Popen(command, cwd=cache, env=environ, **piped) for _ in range(2)]
+    said = []
+    try:
+        for server in servers:
+            assert server.stdout is not None
+            lines = [server.stdout.readline(), server.stdout.readline()]
+            server.send_signal(signal.SIGTERM)
+            said.append(server.communicate(timeout=60)[1])
+            assert (lines[1], server.returncode) == ("ready\n", 0), said
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+    (root,) = (cache / "aioenv").iterdir()
+    return DemoBuild(root, said)
+
+
+@pytest.fixture(scope="session")
+def demo_root(demo_build: DemoBuild) -> Path:
     """An AppWorld root with our demo data, built once for the whole run."""
-    root = tmp_path_factory.mktemp("appworld")
-    run = [sys.executable, "-m", "aioenv", "appworld", "demo-data", str(root)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return root
+    return demo_build.root
+
+
+@pytest.fixture(scope="session")
+def engine_twins(demo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """For test_engine.py: both twins at play, with the files that they write at their end. They take a while, so they
+    begin when the first test of AppWorld does."""
+    folder = tmp_path_factory.mktemp("twins")
+    twins = {}
+    for mode in ("stock", "adapted"):
+        out = folder / f"{mode}.json"
+        script = str(Path(__file__).with_name("engine_twin.py"))
+        twin = subprocess.Popen(
+            [sys.executable, script, mode, str(demo_root), str(folder / mode), str(out)],
+            # The engine writes some columns in the order of a set.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        _session_processes.add(twin.pid)
+        twins[mode] = (twin, out)
+    yield twins
+    for twin, _ in twins.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(twin.pid, signal.SIGKILL)
+        twin.communicate()
 
 
 @contextlib.contextmanager
@@ -153,11 +209,13 @@ def appworld_scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def appworld_url(demo_root: Path, appworld_scratch: Path) -> Iterator[str]:
+def appworld_url(request: pytest.FixtureRequest, demo_root: Path, appworld_scratch: Path) -> Iterator[str]:
     """One AppWorld server for all tests that don't need their own."""
+    if any("test_engine.py" in item.nodeid for item in request.session.items):
+        request.getfixturevalue("engine_twins")
     scratch = ("--scratch", str(appworld_scratch))
     with serve_command("--env", "appworld", "--root", str(demo_root), *scratch) as (url, server):
-        _session_servers.add(server.pid)
+        _session_processes.add(server.pid)
         yield url
     assert list(appworld_scratch.iterdir()) == []
 
@@ -174,10 +232,10 @@ async def appworld(appworld_url: str) -> AsyncIterator[Caller]:
 
 
 def _descendants() -> set[int]:
-    """Without those of the session's own server, whose group templates may come and go."""
+    """Without those of processes that live as long as the session, which may come and go."""
     found = set()
     for child in psutil.Process().children():
-        found |= {child.pid} if child.pid in _session_servers else {child.pid, *_pids(child.children(recursive=True))}
+        found |= {child.pid} if child.pid in _session_processes else {child.pid, *_pids(child.children(recursive=True))}
     return found
 
 
@@ -191,8 +249,9 @@ async def _nothing_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
 
     Set up first and so torn down last of a test's own fixtures; those of the session are told apart by being there.
     """
-    if "appworld_url" in request.fixturenames:
-        request.getfixturevalue("appworld_url")
+    for name in ("appworld_url", "engine_twins"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name)
     processes, fds = _descendants(), len(os.listdir("/proc/self/fd"))
     yield
     for _ in range(100):  # what was told to end may need a moment

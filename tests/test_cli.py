@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from conftest import ENVS, caller, serve_command
+from conftest import ENVS, DemoBuild, caller, serve_command
 
 
 def run(*args: str, environ: dict[str, str] | None = None, timeout: float = 100) -> subprocess.CompletedProcess[str]:
@@ -190,27 +190,19 @@ def test_demo_data_refuses_a_root_that_has_data(demo_root: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_without_a_root_demo_data_is_built_once_and_that_is_said(tmp_path: Path, demo_root: Path) -> None:
-    environ = {"XDG_CACHE_HOME": str(tmp_path), "APPWORLD_ROOT": "", "AIOENV_SCRATCH": str(tmp_path / "scratch")}
-    command = [sys.executable, "-m", "aioenv", "serve", "--env", "appworld", "--port", "0", "--log-level", "error"]
-    # Two at once: one builds, the other waits for it.
-    servers = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environ}
-        )
-        for _ in range(2)
-    ]
-    for server in servers:
-        assert server.stdout is not None
-        assert server.stderr is not None
-        assert "listening" in server.stdout.readline()
-        assert server.stdout.readline() == "ready\n"
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
-        said = server.stderr.read()
-        assert "DEMO data" in said
-        assert "appworld download data --root DIR" in said
-        server.stdout.close()
-        server.stderr.close()
-    (built,) = (tmp_path / "aioenv").iterdir()
-    assert (built / "data/datasets/train.txt").read_text() == (demo_root / "data/datasets/train.txt").read_text()
+def test_without_a_root_demo_data_is_built_once_and_that_is_said(demo_build: DemoBuild) -> None:
+    assert len(demo_build.said) == 2
+    for said in demo_build.said:
+        told = [line for line in said.splitlines() if line.startswith("appworld: ") and "unpacking" not in line]
+        assert len(told) == 2, said
+        assert f"aioenv's own DEMO data in {demo_build.root}" in told[0]
+        assert "appworld download data --root DIR" in told[1]
+    assert not [path for path in demo_build.root.iterdir() if path.name.startswith(".data-")]
+
+
+def test_the_command_builds_the_same_demo_data(demo_root: Path, tmp_path: Path) -> None:
+    done = run("appworld", "demo-data", str(tmp_path / "root"), timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert f"serve it with: python -m aioenv serve --env appworld --root {tmp_path / 'root'}" in done.stdout
+    for name in ("datasets/train.txt", "base_dbs/gmail.db", "tasks/demo01_1/specs.json"):
+        assert (tmp_path / "root/data" / name).read_bytes() == (demo_root / "data" / name).read_bytes()

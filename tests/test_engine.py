@@ -11,27 +11,16 @@ from typing import Any
 
 import pytest
 
-TWIN = Path(__file__).with_name("engine_twin.py")
-
 
 @pytest.fixture(scope="module")
-def seen(demo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Both twins' view of every demo task, played at the same time."""
-    folder = tmp_path_factory.mktemp("twins")
-    twins = {
-        mode: subprocess.Popen(
-            [sys.executable, str(TWIN), mode, str(demo_root), str(folder / mode), str(folder / f"{mode}.json")],
-            # The engine writes some columns in the order of a set.
-            env={**os.environ, "PYTHONHASHSEED": "0"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for mode in ("stock", "adapted")
-    }
-    for mode, twin in twins.items():
-        _, errors = twin.communicate(timeout=600)
+def seen(engine_twins: dict[str, Any]) -> dict[str, Any]:
+    """Both twins' view of every demo task."""
+    result = {}
+    for mode, (twin, out) in engine_twins.items():
+        _, errors = twin.communicate(timeout=900)
         assert twin.returncode == 0, f"{mode}: {errors}"
-    return {mode: json.loads((folder / f"{mode}.json").read_text()) for mode in twins}
+        result[mode] = json.loads(out.read_text())
+    return result
 
 
 @pytest.mark.parametrize("what", ["observations", "completed", "score", "databases", "files"])
