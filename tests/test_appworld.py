@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +294,16 @@ async def test_24_episodes_at_once_on_8_worlds_of_3_tasks_reward_as_one_after_an
     at_once = await play_all(appworld, [(*plan, False) for plan in plans], at_once=8)
     assert [(p["dense"], p["sparse"]) for p in at_once] == [(p["dense"], p["sparse"]) for p in one_by_one]
     assert {p["sparse"] for p in at_once} == {0.0, 1.0}
+
+
+def test_the_example_worker_plays_and_shows_a_table(appworld_url: str, demo_root: Path) -> None:
+    example = Path(__file__).parent.parent / "examples/rollout.py"
+    command = [sys.executable, str(example), "--url", appworld_url, "--root", str(demo_root)]
+    options = ["--episodes", "4", "--concurrency", "2"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "4 episodes, mean reward 1.00, 0 failed" in done.stdout
+    assert "100%" in done.stderr
+    bad = subprocess.run([*command, "--split", "nope"], capture_output=True, text=True, timeout=120)
+    assert (bad.returncode, "Traceback" in bad.stderr) == (1, False)
+    assert "no tasks in the split 'nope'" in bad.stderr

@@ -137,6 +137,7 @@ async def test_a_template_that_is_stuck_is_replaced_and_its_creates_are_told(
     os.kill(template, signal.SIGSTOP)
     reply = await odd.call.post("create", task_id="t", instance_id="new")
     assert (reply.status, reply.error["code"]) == (503, "starting")
+    monkeypatch.undo()
     async with asyncio.timeout(20):
         while (await odd.call.get("readyz")).status != 200:
             await asyncio.sleep(0.05)

@@ -30,7 +30,7 @@ class EnvClient:
     What a call raises: with `on_error="fallback"` nothing but a cancellation, ever, not even for a wrong argument or
     a closed client; it returns the method's fallback (see `aioenv.client.fallback`) and logs the reason to the logger
     `aioenv.client`. With `on_error="raise"` it raises `aioenv.errors.CallFailed` in each of these cases, and nothing
-    else. Only the constructor raises ValueError, at once. The codes are in protocol.md and `aioenv.client.retry`.
+    else. Only the constructor raises ValueError, at once. The codes are in the README and `aioenv.client.retry`.
 
     What is retried, up to `tries` times in all: only what may succeed later, never a 4xx. A step is not idempotent,
     so unless `retry_unsafe` it is sent again only if it provably never ran: no connection came about, or the server

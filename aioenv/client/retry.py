@@ -1,6 +1,6 @@
 """What to do after a try that failed: pure decisions, no I/O, no clock.
 
-Codes that the client itself gives (all others are the server's, see protocol.md):
+Codes that the client itself gives (all others are the server's, see the README):
 
 code               meaning                                                     the server ran the call
 connection_failed  no connection: refused, no such host, connect time-out      no

@@ -117,7 +117,8 @@ class Instance:
         assert self.process is not None
         # Not `asyncio.timeout`: killing the world ends the call, so there is nothing to cancel, and this costs less.
         expired = f"{op} passed its {limit:g} s limit"
-        timer = asyncio.get_running_loop().call_later(limit, self.process.kill, expired)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(limit, self.process.kill, expired)
         try:
             return await call
         except asyncio.CancelledError:
@@ -125,7 +126,8 @@ class Instance:
             self.process.kill(f"{op} was cancelled")
             raise
         except WorkerDied as death:
-            if str(death) == expired:
+            # This very call's limit, not that of one before it which is still being cleared away.
+            if str(death) == expired and loop.time() >= timer.when():
                 raise StepTimeout(f"{expired}; instance {self.id} was killed") from None
             raise InstanceGone(f"instance {self.id} is gone: {death}") from None
         finally:

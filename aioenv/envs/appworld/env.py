@@ -28,6 +28,14 @@ OURS = {
     "experiment_name", "load_ground_truth", "ground_truth_mode",
     "remote_apis_url", "remote_environment_url", "remote_docker",
 }  # fmt: skip
+# The calls that episodes begin with: what the engine builds at its first use of them is shared by all worlds then.
+_WARMING = """
+print(apis.supervisor.show_profile())
+print(apis.supervisor.show_account_passwords())
+for app in apis.api_docs.show_app_descriptions():
+    print(apis.api_docs.show_api_descriptions(app_name=app["name"]))
+    print(apis.api_docs.show_api_doc(app_name=app["name"], api_name="login"))
+"""
 
 
 @Registry.register("appworld")
@@ -157,7 +165,7 @@ class AppworldEnv(BaseEnv):
 
         task_id = min(folder.name for folder in Path("data/tasks").iterdir() if TASK_ID.fullmatch(folder.name))
         world = AppWorld(task_id=task_id, experiment_name="warm", load_ground_truth=False)
-        world.execute("print(apis.supervisor.show_profile())")
+        world.execute(_WARMING)
         world.close()
         AppWorld.close_all()
         cls.forkable = engine.adapt()
