@@ -198,11 +198,3 @@ def test_without_a_root_demo_data_is_built_once_and_that_is_said(demo_build: Dem
         assert f"aioenv's own DEMO data in {demo_build.root}" in told[0]
         assert "appworld download data --root DIR" in told[1]
     assert not [path for path in demo_build.root.iterdir() if path.name.startswith(".data-")]
-
-
-def test_the_command_builds_the_same_demo_data(demo_root: Path, tmp_path: Path) -> None:
-    done = run("appworld", "demo-data", str(tmp_path / "root"), timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert f"serve it with: python -m aioenv serve --env appworld --root {tmp_path / 'root'}" in done.stdout
-    for name in ("datasets/train.txt", "base_dbs/gmail.db", "tasks/demo01_1/specs.json"):
-        assert (tmp_path / "root/data" / name).read_bytes() == (demo_root / "data" / name).read_bytes()

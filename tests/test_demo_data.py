@@ -28,9 +28,12 @@ build(Path(sys.argv[1]), rows=1500, seed=7)
 """
 
 
-def _start_build(root: Path, **environment: str) -> subprocess.Popen[str]:
+BY_COMMAND = ["-m", "aioenv", "appworld", "demo-data", "--rows", "1500", "--seed", "7"]
+
+
+def _start_build(how: list[str], root: Path, **environment: str) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
-    command = [sys.executable, "-W", "ignore", "-c", BUILD, str(root)]
+    command = [sys.executable, "-W", "ignore", *how, str(root)]
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -47,7 +50,8 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         {"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C"},
         {"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo", "LC_ALL": "C.UTF-8"},
     )
-    builds = [_start_build(root, **extra) for root, extra in zip(roots, surroundings, strict=True)]
+    ways = (["-c", BUILD], BY_COMMAND)
+    builds = [_start_build(how, root, **extra) for how, root, extra in zip(ways, roots, surroundings, strict=True)]
     for process in builds:
         _, errors = process.communicate()
         assert process.returncode == 0, errors
