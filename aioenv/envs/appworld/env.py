@@ -118,7 +118,7 @@ class AppworldEnv(BaseEnv):
 
     def save(self) -> None:
         for entry in self.world.environment_io:  # code may print half a surrogate pair, which no file can hold
-            entry.update({key: text.encode("utf-8", "replace").decode() for key, text in entry.items()})
+            entry.update({key: _encodable(text) for key, text in entry.items()})
         engine.save(self.world)
 
     def before_fork(self) -> None:
