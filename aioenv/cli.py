@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import logging
 import os
 import resource
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(args: argparse.Namespace) -> int:
     from aioenv.server.serve import serve  # here, so that the other commands start faster
 
+    faulthandler.enable()  # a crash of the interpreter tells where it was
     # Each world takes two file descriptors of the server's.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -51,6 +53,9 @@ def _serve(args: argparse.Namespace) -> int:
         return _complain(str(error), 1)
     except OSError as error:
         return _complain(f"can't start: {error}", 1)
+    except Exception:
+        logging.getLogger("aioenv").critical("the server ended by a fault of its own: please report it", exc_info=True)
+        return 1
     return 0
 
 
@@ -137,6 +142,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
     life = parser.add_argument_group("life of instances (times are in seconds)")
     _option(life, "--idle-ttl", type=_positive, default=DEFAULTS.idle_ttl, metavar="S", help=_H_TTL)
+    _option(life, "--max-lifetime", type=_positive, metavar="S", help=_H_LIFETIME)
     _option(life, "--reap-interval", type=_positive, default=DEFAULTS.reap_interval, metavar="S", help=_H_REAP)
     _option(life, "--group-templates", type=_whole(0), default=DEFAULTS.group_templates, metavar="N", help=_H_GROUPS)
     _option(life, "--group-ttl", type=_positive, default=DEFAULTS.group_ttl, metavar="S", help=_H_GROUP_TTL)
@@ -149,7 +155,19 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     _option(limits, "--create-timeout", type=_positive, default=LIMITS.create_timeout, metavar="S", help=_H_LIMIT)
     _option(limits, "--step-timeout", type=_positive, default=LIMITS.step_timeout, metavar="S", help=_H_LIMIT)
     _option(limits, "--evaluate-timeout", type=_positive, default=LIMITS.evaluate_timeout, metavar="S", help=_H_LIMIT)
+    _option(limits, "--create-queue", type=_whole(0), default=LIMITS.create_queue, metavar="N", help=_H_QUEUE)
+    _option(limits, "--queue-timeout", type=_positive, default=LIMITS.queue_timeout, metavar="S", help=_H_QUEUE_TIME)
     _option(limits, "--max-body", type=_whole(1), default=LIMITS.max_body // MIB, metavar="MIB", help=_H_BODY)
+
+    world = parser.add_argument_group("limits of each world: it ends when it is over one")
+    _option(world, "--memory-limit", type=_whole(1), metavar="MIB", help=_H_MEMORY)
+    _option(world, "--disk-limit", type=_whole(1), default=LIMITS.disk // MIB, metavar="MIB", help=_H_DISK)
+    _option(world, "--scratch-limit", type=_whole(1), metavar="MIB", help=_H_SCRATCH)
+    _option(world, "--process-limit", type=_whole(1), default=LIMITS.processes, metavar="N", help=_H_PROCESSES)
+    _option(world, "--file-limit", type=_whole(32), default=LIMITS.open_files, metavar="N", help=_H_FILES)
+    _option(
+        world, "--answer-limit", type=_whole(1, 79), default=LIMITS.max_answer // MIB, metavar="MIB", help=_H_ANSWER
+    )
 
     other = parser.add_argument_group("other")
     _option(other, "--log-level", type=_level, default=DEFAULTS.log_level, metavar="LEVEL", help=_H_LEVEL)
@@ -164,7 +182,21 @@ _H_GROUPS = (
 )
 _H_GROUP_TTL = "such a world goes after so long without a create (default: %(default)g)"
 _H_GRACE = "what running calls have to end when the server stops (default: %(default)g)"
-_H_MAX = "instances that may live at once; beyond, creates get 503 (default: %(default)s)"
+_H_MAX = (
+    "instances that may live at once; beyond, creates wait for one to end (default: by cores and free memory, here"
+    " %(default)s)"
+)
+_H_QUEUE = "creates that may wait for that; beyond, they get 503 (default: %(default)s)"
+_H_QUEUE_TIME = "and so long; then they get 503 (default: %(default)g)"
+_H_LIFETIME = "an instance that is so old is released as soon as no call runs (default: no limit)"
+_H_MEMORY = "memory of its own, beyond what it shares with other worlds (default: no limit)"
+_H_DISK = "what it has on disk, and the size of any file that it writes (default: %(default)s)"
+_H_SCRATCH = (
+    "what all have on disk together; beyond, creates get 503 and the largest ends (default: 90 %% of what is free)"
+)
+_H_PROCESSES = "processes (default: %(default)s)"
+_H_FILES = "open files of each of its processes: there it gets an error and lives on (default: %(default)s)"
+_H_ANSWER = "one answer, an observation above all: there the call fails and it lives on (default: %(default)s)"
 _H_LIMIT = "after so many seconds the call fails and its world is killed (default: %(default)g)"
 _H_BODY = "the largest request body, in MiB (default: %(default)s)"
 
@@ -231,18 +263,27 @@ def _settings(args: argparse.Namespace) -> Settings:
         env_file=args.env_file,
         env_options={"root": str(args.root)} if args.root else {},
         idle_ttl=args.idle_ttl,
+        max_lifetime=args.max_lifetime,
         reap_interval=args.reap_interval,
         group_templates=args.group_templates,
         group_ttl=args.group_ttl,
         stop_grace=args.stop_grace,
         scratch=args.scratch,
+        scratch_limit=args.scratch_limit * MIB if args.scratch_limit else None,
         keep_outputs=args.keep_outputs,
         limits=Limits(
             create_timeout=args.create_timeout,
             step_timeout=args.step_timeout,
             evaluate_timeout=args.evaluate_timeout,
             max_instances=args.max_instances,
+            create_queue=args.create_queue,
+            queue_timeout=args.queue_timeout,
             max_body=args.max_body * MIB,
+            max_answer=args.answer_limit * MIB,
+            memory=args.memory_limit * MIB if args.memory_limit else None,
+            processes=args.process_limit,
+            open_files=args.file_limit,
+            disk=args.disk_limit * MIB,
         ),
         log_level=args.log_level,
     )

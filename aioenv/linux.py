@@ -9,6 +9,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MADV_COLLAPSE = 25
 _HUGE_PAGE = 2 * 2**20
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def _prctl(option: int, value: int) -> None:
@@ -55,3 +56,83 @@ def private_memory(pid: int) -> int | None:
             return sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Private_"))
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
+
+
+def resident_memory(pid: int) -> int | None:
+    """Bytes that the process has in memory, shared ones included; None if it has ended. Takes microseconds."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * _PAGE
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def data_size() -> int:
+    """Bytes of this process that RLIMIT_DATA counts."""
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[5]) * _PAGE
+
+
+def children_of(pid: int) -> list[int]:
+    """Its living and dead children, of all its threads; none if it has ended."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as children:
+                found += map(int, children.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Its children, their children and so on, but those that lost their parent."""
+    found = children_of(pid)
+    for child in found:  # grows meanwhile
+        found += children_of(child)
+    return found
+
+
+def prefer_for_oom_kill() -> None:
+    """Where the machine runs out of memory, the kernel is to end this process before those that did not ask for it."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+            score.write("500")
+    except OSError:
+        pass  # forbidden in some containers
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has ended for want of memory, since the machine started."""
+    try:
+        with open("/proc/vmstat", encoding="ascii") as vmstat:
+            return next((int(line.split()[1]) for line in vmstat if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
+def cores() -> float:
+    """Cores that this process may use: by its affinity, and by the quota of its container (cgroup v2)."""
+    mine = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = _read_cgroup("cpu.max").split()
+        return mine if quota == "max" else min(mine, int(quota) / int(period))
+    except (OSError, ValueError):
+        return mine
+
+
+def available_memory() -> int:
+    """Bytes that can be had: free on the machine, and within the limit of its container (cgroup v2)."""
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        free = next(int(line.split()[1]) * 1024 for line in meminfo if line.startswith("MemAvailable:"))
+    try:
+        limit = _read_cgroup("memory.max").strip()
+        return free if limit == "max" else max(0, min(free, int(limit) - int(_read_cgroup("memory.current"))))
+    except (OSError, ValueError):
+        return free
+
+
+def _read_cgroup(file: str) -> str:
+    # Inside a container its own group is the root of what it sees.
+    with open(f"/sys/fs/cgroup/{file}", encoding="ascii") as value:
+        return value.read()

@@ -65,12 +65,17 @@ class BlockingClient:
     def exchange(self, request: bytes) -> tuple[int, bytes]:
         """Status and body. Raises BadReply and OSError."""
         self._socket.sendall(request)
-        data = b""
+        data: bytes | bytearray = b""
         while True:
             more = self._socket.recv(262144)
             if not more:
                 raise BadReply("the server closed the connection")
-            data = data + more if data else more
+            if not data:
+                data = more  # nearly always all of it
+            elif isinstance(data, bytes):
+                data = bytearray(data + more)
+            else:
+                data += more
             reply = split_reply(data)
             if reply is not None:
                 return reply

@@ -43,7 +43,7 @@ def test_load_plays_all_episodes_and_measures_memory(tmp_path: Path) -> None:
 
 
 def test_load_says_what_the_server_refuses(tmp_path: Path) -> None:
-    with serve_command("--env", "echo", "--max-instances", "1") as (url, _):
+    with serve_command("--env", "echo", "--max-instances", "1", "--create-queue", "0") as (url, _):
         options = (url, "--env", "echo", "--episodes", "2", "--concurrency", "2", "--steps", "1")
         command = [sys.executable, str(BENCH / "load.py"), *options, "--json", str(tmp_path / "load.json")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -174,7 +174,7 @@ async def main():
         for env in ("echo", "odd"):
             await pool.create(env, "t", env, {{}})
             await pool.task_ids(env, "train", {{}})
-        await pool.instance("odd").step({{"content": "history"}}, {{}})
+        await pool.call("step", "odd", {{"content": "history"}}, {{}})
 
 asyncio.run(main())
 bad = {{"appworld", "IPython", "fastapi", "sqlmodel", "jinja2", "aioenv.envs.appworld", "aioenv.envs.echo"}}

@@ -16,9 +16,11 @@ import sys
 from collections import UserDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
+from conftest import Server
 
 from aioenv.client import EnvClient, Score
 from aioenv.client.retry import Failure, Policy, next_delay, repeatable, to_report
@@ -73,6 +75,9 @@ class Scripted:
 
     def __init__(self) -> None:
         self.acts: list[Act] = []
+        # What GET /healthz is answered, aside from the acts: no aiohttp, no header, unless a test says so.
+        self.health: bytes | None = reply(b"OK")
+        self.asked = 0
         self.paths: list[str] = []
         self.heads: list[str] = []
         self.bodies: list[dict[str, Any]] = []
@@ -86,6 +91,11 @@ class Scripted:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = next((line for line in head.lower().splitlines() if line.startswith("content-length:")), ":0")
             body = await reader.readexactly(int(length.split(":")[1]))
+            if head.startswith("GET /healthz") and self.health is not None:
+                self.asked += 1
+                writer.write(self.health)
+                await writer.drain()
+                return
             self.paths.append(head.split()[1])
             self.heads.append(head)
             self.bodies.append(json.loads(body or b"{}"))
@@ -464,6 +474,74 @@ async def test_who_opts_in_has_steps_retried_too(server: Scripted, act: Act) -> 
     async with client_of(server, retry_unsafe=True) as client:
         assert await client.step("i1", {"content": "x"}) == STEPPED
     assert len({body["request_id"] for body in server.bodies}) == 1
+    assert server.asked == 0
+
+
+@pytest.mark.parametrize("act", [reset, TRUNCATED, HTML_502, HTML_503, NOT_JSON, hang])
+async def test_a_step_is_sent_again_to_a_server_that_will_not_run_it_again(server: Scripted, act: Act) -> None:
+    """Told by a header, of an earlier reply or of /healthz."""
+    server.health = reply(b"OK", Aioenv_Version="0.1.0")
+    server.acts = [act, act, ok({**STEPPED, "info": {**STEPPED["info"], "replayed": True}})]
+    async with client_of(server, timeout=0.3, timeout_jitter=(0, 0)) as client:
+        stepped = await client.step("i1", {"content": "x"})
+    assert stepped["info"]["replayed"] is True
+    assert (server.paths, server.asked) == (["/step"] * 3, 1)
+    assert len({body["request_id"] for body in server.bodies}) == 1
+
+
+async def test_a_reply_tells_what_server_it_is(server: Scripted) -> None:
+    server.acts = [
+        reply({"success": True, "data": CREATED}, Aioenv_Version="0.1.0"),
+        reset,
+        ok(STEPPED),
+    ]
+    async with client_of(server) as client:
+        await client.create_instance("echo", "t1")
+        assert await client.step("i1", {"content": "x"}) == STEPPED
+    assert server.asked == 0
+
+
+async def test_a_step_whose_outcome_stays_unknown_is_told_so_after_all_tries(server: Scripted) -> None:
+    server.health = reply(b"OK", Aioenv_Version="0.1.0")
+    server.acts = [reset, FULL]
+    async with client_of(server) as client:
+        stepped = await client.step("i1", {"content": "x"})
+    error = error_of(stepped)
+    assert (error["code"], error["tries"], error["retryable"]) == ("reply_lost", 3, True)
+    assert "It is unknown whether the action ran." in stepped["state"][0]["content"]
+
+
+async def test_a_lost_reply_runs_nothing_twice_on_a_real_server(echo: Server) -> None:
+    """A proxy that loses the first reply to each request: the action has run, and its client doesn't know."""
+    upstream = urlsplit(echo.call.url)
+    lost: set[str] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.decode().lower().splitlines() if line.startswith("content-length:"))
+            body = await reader.readexactly(int(length.split(":")[1]))
+            up, down = await asyncio.open_connection(upstream.hostname, upstream.port)
+            with contextlib.closing(down):
+                down.write(head.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + body)
+                answer = await up.read()
+            request_id = json.loads(body)["request_id"]
+            if request_id in lost:
+                writer.write(answer)
+                await writer.drain()
+            lost.add(request_id)
+
+    async with await asyncio.start_server(pump, "127.0.0.1", 0) as proxy:
+        url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with client_of(url, on_error="raise", tries=2) as client:
+            created = await client.create_instance("echo", "t")
+            instance_id = created["info"]["instance_id"]
+            for number in range(1, 6):
+                stepped = await client.step(instance_id, {"content": f"step {number}"})
+                assert (stepped["info"]["step"], stepped["info"]["replayed"]) == (number, True)
+                assert stepped["state"][0]["content"] == f"step {number}"
+            assert len((await echo.call.get("instances")).body) == 1
+            assert await client.release_instance(instance_id) is True
 
 
 async def test_a_create_without_an_id_keeps_one_of_its_own_over_all_tries(server: Scripted) -> None:
@@ -648,6 +726,7 @@ def test_a_client_used_in_a_second_event_loop_says_so(nobody: str) -> None:
 async def test_probes_never_raise(server: Scripted, nobody: str) -> None:
     async with client_of(nobody, on_error="raise") as client:
         assert (await client.healthz(), await client.ready()) == (False, False)
+    server.health = None
     async with client_of(server, on_error="raise") as client:
         server.acts = [reply(b"OK"), reply({"ready": False}, 503), hang]
         assert (await client.healthz(), await client.ready()) == (True, False)

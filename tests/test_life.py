@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import orjson
 import psutil
 import pytest
 from conftest import Server, served
@@ -63,7 +64,7 @@ async def test_a_waiting_call_is_told_of_the_death_and_later_ones_too(odd: Serve
     await until_gone(odd, "mine")
     for reply in (waiting, queued, await odd.call.say("mine", "history")):
         assert (reply.status, reply.error["code"]) == (410, "instance_gone")
-        assert reply.error["message"] == f"instance mine is gone: {cause}"
+        assert reply.error["message"].startswith(f"instance mine is gone: {cause}")
     assert (await odd.call.post("release", instance_id="mine")).body["success"] is False
     assert (await odd.call.say("other", "history")).status == 200
     assert not (odd.pool.scratch / "worlds" / "mine").exists()
@@ -131,8 +132,8 @@ async def test_a_forged_answer_is_told_at_once(odd: Server) -> None:
 async def test_a_template_that_is_stuck_is_replaced_and_its_creates_are_told(
     odd: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aioenv.pool.process.FORK_LIMIT", 0.5)
     await odd.call.create("old")
+    monkeypatch.setattr("aioenv.pool.process.FORK_LIMIT", 0.5)
     template = (await pids_of(odd, "old"))["loaded"]
     os.kill(template, signal.SIGSTOP)
     reply = await odd.call.post("create", task_id="t", instance_id="new")
@@ -221,8 +222,8 @@ async def test_one_bad_instance_does_not_stop_the_reaper(monkeypatch: pytest.Mon
         def fail(now: float) -> float:
             raise RuntimeError("on purpose")
 
-        monkeypatch.setattr(server.pool.instance("broken"), "idle_for", fail)
-        dead = server.pool.instance("dead").process
+        monkeypatch.setattr(server.pool._instances["broken"], "idle_for", fail)
+        dead = server.pool._instances["dead"].process
         assert dead is not None
         os.kill(dead.pid, signal.SIGKILL)
         async with asyncio.timeout(10):
@@ -235,11 +236,10 @@ async def test_one_bad_instance_does_not_stop_the_reaper(monkeypatch: pytest.Mon
 async def test_a_call_that_was_accepted_is_never_reaped(odd: Server) -> None:
     """The reaper decides and marks in one go: a call comes either before, and is served, or after, and is told."""
     await odd.call.create("mine")
-    instance = odd.pool.instance("mine")
-    step = asyncio.create_task(instance.step({"content": "history"}, {}))
+    step = asyncio.create_task(odd.pool.call("step", "mine", {"content": "history"}, {}))
     await asyncio.sleep(0)
     assert odd.pool.reap(time.monotonic() + 10**6) == []
-    assert (await step)["info"]["step"] == 1
+    assert orjson.loads((await step).data)["info"]["step"] == 1
     assert odd.pool.reap(time.monotonic() + 10**6) == ["mine"]
     await until_gone(odd, "mine")
 

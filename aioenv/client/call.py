@@ -53,7 +53,8 @@ class Caller:
         try:
             if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
                 raise ValueError(f"max_retry must be an int of at least 1, not {tries!r}")
-            # Encoded once: each try sends the same bytes, whatever the caller does to its objects meanwhile.
+            # Encoded once: each try sends the same bytes and the same request_id, whatever the caller does to its
+            # objects meanwhile.
             content = encode(sent := {**body(), "request_id": uuid.uuid4().hex})
             called = _called(route, sent)
         except Exception as error:  # besides BadRequest, whatever the caller's own mappings raise
@@ -68,18 +69,11 @@ class Caller:
             if not isinstance(outcome, Failure):
                 return outcome[0]
             failures.append(outcome)
-            delay = next_delay(
-                outcome,
-                self._policy,
-                idempotent=idempotent,
-                tries=tries,
-                done=done,
-                elapsed=time.monotonic() - began,
-                uniform=uniform,
-            )
+            delay = await self._delay(outcome, idempotent, tries, done, began)
             if delay is None:
                 failure = to_report(failures, idempotent=idempotent)
-                again = repeatable(failure, self._policy, idempotent=idempotent)
+                safe = idempotent or self._transport.keeps_replies
+                again = repeatable(failure, self._policy, idempotent=safe)
                 return self._give_up(called, failure, done, began, failed, again)
             logger.warning(
                 "%s: try %d of %d failed, next in %.1f s: %s: %s",
@@ -91,6 +85,21 @@ class Caller:
                 outcome.message,
             )
             await asyncio.sleep(delay)
+
+    async def _delay(self, failure: Failure, idempotent: bool, tries: int, done: int, began: float) -> float | None:
+        """Seconds until the next try, or None to give up. An action may be sent again to a server that will not run it
+        again; whether it is one is asked only where that matters."""
+
+        def delay(idempotent: bool) -> float | None:
+            elapsed = time.monotonic() - began
+            return next_delay(
+                failure, self._policy, idempotent=idempotent, tries=tries, done=done, elapsed=elapsed, uniform=uniform
+            )
+
+        wait = delay(idempotent)
+        if wait is None and delay(True) is not None and await self._transport.server_keeps_replies():
+            return delay(True)
+        return wait
 
     def _left(self, began: float) -> float:
         """The time-out of a try that begins now."""

@@ -32,10 +32,11 @@ class EnvClient:
     `aioenv.client`. With `on_error="raise"` it raises `aioenv.errors.CallFailed` in each of these cases, and nothing
     else. Only the constructor raises ValueError, at once. The codes are in the README and `aioenv.client.retry`.
 
-    What is retried, up to `tries` times in all: only what may succeed later, never a 4xx. A step is not idempotent,
-    so unless `retry_unsafe` it is sent again only if it provably never ran: no connection came about, or the server
-    said 503 in the protocol's form (a proxy's own 503 proves nothing). Else its fallback says that the outcome is
-    unknown. All other calls are idempotent. Every POST carries a `request_id`, the same over the tries of one call.
+    What is retried, up to `tries` times in all: only what may succeed later, never a 4xx. Every POST carries a
+    `request_id`, the same over the tries of one call, by which an aioenv server runs it once and answers each try with
+    the one reply. Other services of this protocol don't: there a step is sent again only if it provably never ran (no
+    connection came about, or the service said 503 in the protocol's form; a proxy's own 503 proves nothing), unless
+    `retry_unsafe`; else its fallback says that the outcome is unknown.
 
     timeout, timeout_jitter   limit of each try: timeout + uniform(*timeout_jitter), drawn once per client (see the
                               property `timeout`), so that the clients of a stuck server don't come back all at once
@@ -144,7 +145,10 @@ class EnvClient:
         params: Mapping[str, Any] | None = None,
         max_retry: int | None = None,
     ) -> dict[str, Any]:
-        """Take one action; state (one message), reward, is_terminated and info. The one call that isn't idempotent."""
+        """Take one action; state (one message), reward, is_terminated and info.
+
+        `params["timeout"]`, in seconds, asks for a lower limit than the server's on what the action may take.
+        """
         return await self._caller.call(
             "/step",
             lambda: _on_instance(instance_id, action, params),
@@ -188,7 +192,7 @@ class EnvClient:
     async def release_instance(self, instance_id: str, max_retry: int | None = None) -> bool:
         """End a world; fallback False. False is also what the service says of an unknown or already released id.
 
-        So it may be False where a first try released the world and its reply was lost.
+        With other services it may be False where a first try released the world and its reply was lost.
         """
 
         def body() -> dict[str, Any]:

@@ -18,6 +18,9 @@ from aioenv.client.retry import Failure
 
 T = TypeVar("T")
 
+VERSION_HEADER = "Aioenv-Version"
+_PROBE_TIMEOUT = 10.0  # seconds
+
 logger = logging.getLogger("aioenv.client")
 
 
@@ -31,6 +34,7 @@ class Transport:
         self._connect_timeout = connect_timeout
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.keeps_replies = False  # not known to, until a reply says so
 
     async def close(self) -> None:
         """Close all connections, also those in use: such exchanges fail with `client_closed`. Harmless if repeated."""
@@ -53,6 +57,7 @@ class Transport:
                 timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout),
                 allow_redirects=False,  # a redirected POST would arrive as a GET
             ) as response:
+                self._look_at_version(response)
                 content = await response.read()
                 return read_reply(response.status, content, response.headers.get("Retry-After"), shape)
         except Exception as error:
@@ -71,11 +76,27 @@ class Transport:
                 timeout=aiohttp.ClientTimeout(total=timeout),
                 allow_redirects=False,
             ) as response:
+                self._look_at_version(response)
                 await response.read()
                 return response.status
         except Exception as error:
             logger.debug("GET %s failed: %r", route, error)
             return None
+
+    async def server_keeps_replies(self) -> bool:
+        """Whether the server runs a call once however often it is sent, told by its `request_id`.
+
+        aioenv does, and says so by a header in each reply; other services of this protocol don't. Asked by a GET unless
+        a reply has said so before.
+        """
+        if not self.keeps_replies:
+            await self.get("/healthz", timeout=_PROBE_TIMEOUT)
+        return self.keeps_replies
+
+    def _look_at_version(self, response: aiohttp.ClientResponse) -> None:
+        # What has no such header may come from a proxy on the way, and proves nothing.
+        if VERSION_HEADER in response.headers:
+            self.keeps_replies = True
 
     def unusable(self) -> Failure | None:
         """Why no exchange can begin here and now, or None. To be asked right before `post`, without awaiting."""

@@ -40,11 +40,12 @@ class Group:
 class Groups:
     """The group templates of a server, at most `limit` of them."""
 
-    def __init__(self, limit: int, ttl: float, create_timeout: float) -> None:
-        """Both times are in seconds."""
+    def __init__(self, limit: int, ttl: float, create_timeout: float, confinement: dict[str, Any]) -> None:
+        """Both times are in seconds. `confinement` is for the groups' worlds and their copies (confine.py)."""
         self._limit = limit
         self._ttl = ttl
         self._create_timeout = create_timeout
+        self._confinement = confinement
         self._groups: OrderedDict[bytes, Group] = OrderedDict()  # the least recently used first
         self._count = 0
         self._endings: set[asyncio.Task[None]] = set()
@@ -68,7 +69,8 @@ class Groups:
             if group is None:
                 self._count += 1
                 own = scratch / "groups" / str(self._count)
-                made = asyncio.create_task(_make(template, task_id, params, own, self._create_timeout))
+                making = _make(template, task_id, params, own, self._create_timeout, self._confinement)
+                made = asyncio.create_task(making)
                 group = self._groups[key] = Group(own, made)
                 made.add_done_callback(lambda _, key=key, group=group: self._made(key, group))  # type: ignore[misc]
             group.used = time.monotonic()
@@ -76,7 +78,7 @@ class Groups:
             # One caller that leaves does not end it for the others.
             process, initial = await asyncio.shield(group.made)
             try:
-                return await process.fork(name, folder), initial
+                return await process.fork(name, folder, self._confinement), initial
             except WorkerDied as death:
                 if last_try:
                     raise
@@ -118,10 +120,15 @@ class Groups:
 
 
 async def _make(
-    template: Template, task_id: str, params: dict[str, Any], folder: Path, limit: float
+    template: Template,
+    task_id: str,
+    params: dict[str, Any],
+    folder: Path,
+    limit: float,
+    confinement: dict[str, Any],
 ) -> tuple[WorkerProcess, Any]:
     folder.mkdir(parents=True)
-    process = await template.fork(f"the group template of task {task_id}", folder)
+    process = await template.fork(f"the group template of task {task_id}", folder, confinement)
     try:
         async with asyncio.timeout(limit):
             initial = await process.call("create", instance_id="group-template", task_id=task_id, params=params)

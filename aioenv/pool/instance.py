@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 
 from aioenv.config import Limits
-from aioenv.errors import EnvError, InstanceGone, StepTimeout
+from aioenv.errors import AioenvError, BadRequest, EnvError, InstanceGone, InternalError, StepTimeout
 from aioenv.pool import replies
+from aioenv.pool.answer import NoAnswer, Unread
+from aioenv.pool.jobs import Jobs
 from aioenv.pool.process import WorkerDied, WorkerProcess
+from aioenv.pool.replay import Replays, Reply
 from aioenv.pool.state import Lifecycle, State
+from aioenv.pool.worldlog import last_words
 
 log = logging.getLogger("aioenv.pool")
 
@@ -23,27 +28,47 @@ log = logging.getLogger("aioenv.pool")
 CLOSE_GRACE = 5.0
 
 T = TypeVar("T")
+Messages = dict[str, Any] | bytes  # bytes are JSON already
 
 
 class Instance:
-    """Made by `Pool.create`. `call` and `close` are for the routes, through the pool."""
+    """Made by `Pool.create`. `call` is for the routes, through the pool."""
 
-    def __init__(self, instance_id: str, env: str, task_id: str, params: dict[str, Any], limits: Limits) -> None:
+    def __init__(
+        self,
+        instance_id: str,
+        env: str,
+        task_id: str,
+        params: dict[str, Any],
+        limits: Limits,
+        bodies: Jobs,
+        request_id: str | None = None,
+    ) -> None:
+        """`bodies` reads what is large. `request_id` is that of its create."""
         self.id = instance_id
         self.env = env
         self.task_id = task_id
         self.params = params
+        self.request_id = request_id
         self.folder: Path | None = None
         self.life = Lifecycle(instance_id)
         self.process: WorkerProcess | None = None
         self.steps = 0
         self.call_in_flight: str | None = None
-        self.created_at = self.last_used = time.monotonic()
+        self.created_at = self.last_used = self.call_began = time.monotonic()
         # The first reply: asked for again by a create with the same id.
-        self.initial: asyncio.Task[dict[str, Any]] | None = None
+        self.initial: asyncio.Task[Reply] | None = None
         # Set when process and folder are gone.
         self.gone = asyncio.Event()
+        self.holds_slot = False
+        self.died = False  # by itself, or killed for what it did: nobody asked for its end
+        self.released_by: str | None = None
+        self.replays = Replays()
+        # Whether the client of a create that waits here is there no more, one for each.
+        self.hung_up: list[Callable[[], bool]] = []
         self._limits = limits
+        self._bodies = bodies
+        self._last_words: asyncio.Task[str] | None = None
         # Held by the call that runs; wakes its waiters in the order they came.
         self.turn = asyncio.Lock()
 
@@ -52,11 +77,18 @@ class Instance:
         """Its creation succeeded, so that a caller may know of it."""
         return self.initial is not None and self.initial.done() and self.initial.exception() is None
 
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits for its creation any more."""
+        return all(gone() for gone in self.hung_up)
+
     def same_as(self, env: str, task_id: str, params: dict[str, Any]) -> bool:
         # Compared as JSON, where 1, 1.0 and true are not the same.
         return (self.env, self.task_id, _json(self.params)) == (env, task_id, _json(params))
 
-    async def begin(self, process: WorkerProcess, initial: Any) -> dict[str, Any]:
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    async def begin(self, process: WorkerProcess, initial: Any) -> Reply:
         """Make the world in `process`, or wake it there if `initial` is what it observes; the first reply.
 
         Raises what the env raised, InstanceGone, StepTimeout.
@@ -64,53 +96,106 @@ class Instance:
         self.process = process
         limit = self._limits.create_timeout
         if initial is None:
-            fields = {"instance_id": self.id, "task_id": self.task_id, "params": self.params}
-            initial = await self._within(limit, "create", process.call("create", **fields))
+            made = process.call("create", instance_id=self.id, task_id=self.task_id, params=self.params)
+            initial = await self._within(limit, "create", made)
         else:
             await self._within(limit, "create", process.call("wake", instance_id=self.id))
-        reply = replies.initial_reply(initial, self.id, self.task_id)
+        reply = await self._shape(replies.initial_reply, initial, self.id, self.task_id)
         self.life.to(State.READY)
         self.last_used = time.monotonic()
         return reply
 
-    async def step(self, messages: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    async def call(self, op: str, messages: Messages, params: dict[str, Any], request_id: str | None = None) -> Reply:
+        """`step`, `evaluate` or `get_info`. With a `request_id` it is run once, and asked for as often as one likes.
+
+        Raises BadRequest, EnvError, InstanceGone, StepTimeout, InstanceConflict (an id used for something else),
+        InternalError.
+        """
+        if request_id is None:
+            return await self._call(op, messages, params)
+        what = call_print(op, messages, params)
+        before = self.replays.find(request_id)
+        if before is not None:
+            return await before.again(request_id, what)
+        self.replays.begin(request_id, what)
+        outcome: Reply | AioenvError = InternalError(f"the call of {op} on instance {self.id} was broken off")
         try:
-            data = await self._call("step", self._limits.step_timeout, messages, params)
-        except EnvError as error:
-            self.steps += 1  # the world was given the action, whatever came of it
-            self._log_raised("step", error)
+            outcome = await self._call(op, messages, params)
+            return outcome
+        except AioenvError as error:
+            outcome = error
             raise
-        self.steps += 1
-        return replies.step_reply(data, self.id, self.task_id, self.steps)
+        finally:
+            self.replays.finish(request_id, outcome)
 
-    async def evaluate(self, messages: dict[str, Any], params: dict[str, Any]) -> float:
-        try:
-            return replies.score(await self._call("evaluate", self._limits.evaluate_timeout, messages, params))
-        except EnvError as error:
-            self._log_raised("evaluate", error)
-            raise
-
-    def _log_raised(self, op: str, error: EnvError) -> None:
-        log.warning("instance %s (%s, task %s): %s raised: %s", self.id, self.env, self.task_id, op, last_line(error))
-
-    async def get_info(self, messages: dict[str, Any], params: dict[str, Any]) -> Any:
-        return await self._call("get_info", self._limits.evaluate_timeout, messages, params)
-
-    async def _call(self, op: str, limit: float, messages: dict[str, Any], params: dict[str, Any]) -> Any:
+    async def _call(self, op: str, messages: Messages, params: dict[str, Any]) -> Reply:
+        limit = self._limit(op, params)
+        asked = time.monotonic()
         if self.initial is not None and not self.initial.done():
             await asyncio.wait([self.initial])
         async with self.turn:
             if not self.life.takes_calls or self.process is None:
+                if self.died:
+                    await self.last_words()
                 raise self.gone_error()
             self.life.to(State.BUSY)
             self.call_in_flight = op
+            self.call_began = time.monotonic()
+            queued = self.call_began - asked
             try:
-                return await self._within(limit, op, self.process.call(op, messages=messages, params=params))
+                data = await self._within(limit, op, self.process.call(op, messages=messages, params=params))
+            except EnvError as error:
+                self._count(op)  # the world was given the action, whatever came of it
+                self._log_raised(op, error)
+                raise
             finally:
                 self.call_in_flight = None
                 self.last_used = time.monotonic()
+                ran = self.last_used - self.call_began
                 if self.life.state is State.BUSY:
                     self.life.to(State.READY)
+            step = self._count(op)
+        try:
+            if op == "step":
+                reply = await self._shape(replies.step_reply, data, self.id, self.task_id, step)
+            else:
+                reply = await self._shape(replies.score if op == "evaluate" else replies.any_data, data)
+        except EnvError as error:
+            self._log_raised(op, error)
+            raise
+        reply.queued, reply.ran = queued, ran
+        return reply
+
+    def _limit(self, op: str, params: dict[str, Any]) -> float:
+        """Seconds. A step may ask for less than the server's limit."""
+        if op != "step":
+            return self._limits.evaluate_timeout
+        wanted = params.get("timeout")
+        if wanted is None:
+            return self._limits.step_timeout
+        if isinstance(wanted, bool) or not isinstance(wanted, int | float) or not 0 < wanted < math.inf:
+            raise BadRequest(f'"params.timeout" must be a number of seconds over 0, not {wanted!r:.100}')
+        return min(float(wanted), self._limits.step_timeout)
+
+    def _count(self, op: str) -> int:
+        self.steps += op == "step"
+        return self.steps
+
+    def _log_raised(self, op: str, error: EnvError) -> None:
+        log.warning("instance %s (%s, task %s): %s raised: %s", self.id, self.env, self.task_id, op, last_line(error))
+
+    async def _shape(self, shape: replies.Shape, data: Any, *args: Any) -> Reply:
+        """The reply, by a job where the answer is large."""
+        if not isinstance(data, Unread):
+            return shape(data, *args)
+        try:
+            reply: Reply = await self._bodies.run(replies.shape_job, shape, data.body, *args)
+        except NoAnswer as error:
+            cause = f"its process wrote what is no answer to its pipe ({error})"
+            assert self.process is not None
+            self.process.kill(cause)
+            raise InstanceGone(f"instance {self.id} is gone: {cause}") from None
+        return reply
 
     async def _within(self, limit: float, op: str, call: Awaitable[T]) -> T:
         """Wait for a call; kill the world when it passes its limit, or when nobody waits any more."""
@@ -126,12 +211,15 @@ class Instance:
             self.process.kill(f"{op} was cancelled")
             raise
         except WorkerDied as death:
+            words = await self.last_words()
             # This very call's limit, not that of one before it which is still being cleared away.
             if str(death) == expired and loop.time() >= timer.when():
-                raise StepTimeout(f"{expired}; instance {self.id} was killed") from None
-            raise InstanceGone(f"instance {self.id} is gone: {death}") from None
+                raise StepTimeout(f"{expired}; instance {self.id} was killed{words}") from None
+            raise InstanceGone(f"instance {self.id} is gone: {death}{words}") from None
         finally:
             timer.cancel()
+
+    # -- ending ------------------------------------------------------------------------------------------------------
 
     def idle_for(self, now: float) -> float | None:
         """Seconds without a call, running or waiting; None for an instance that is busy, starting or closing."""
@@ -169,8 +257,20 @@ class Instance:
         ended = self.process.ended if self.process else None
         return ended.result() if ended is not None and ended.done() else self.life.cause or "unknown"
 
+    async def last_words(self) -> str:
+        """For a world that died: the end of what it printed, as the end of a message; empty if there is nothing."""
+        if self._last_words is None:
+            self._last_words = asyncio.create_task(asyncio.to_thread(last_words, self.folder))
+        return await asyncio.shield(self._last_words)
+
+    @property
+    def cause(self) -> str:
+        """Why it ended, or is about to, and its last words as far as they are known."""
+        task = self._last_words
+        return f"{self.life.cause}{task.result() if task is not None and task.done() else ''}"
+
     def gone_error(self) -> InstanceGone:
-        return InstanceGone(f"instance {self.id} is gone: {self.life.cause}")
+        return InstanceGone(f"instance {self.id} is gone: {self.cause}")
 
     def describe(self, now: float) -> dict[str, Any]:
         """One line of `GET /instances`, but for the memory. Times are in seconds."""
@@ -180,17 +280,24 @@ class Instance:
             "env": self.env,
             "task_id": self.task_id,
             "state": self.life.state.value,
+            "queued": self.life.state is State.STARTING and not self.holds_slot,
             "steps": self.steps,
             "age": round(now - self.created_at, 3),
             "idle": None if idle is None else round(idle, 3),
             "call": self.call_in_flight,
+            "history": [[round(seconds, 3), state.value] for seconds, state in self.life.history],
         }
 
 
-def last_line(error: Exception) -> str:
+def last_line(error: BaseException) -> str:
     """Of a traceback: the exception itself."""
     return str(error).strip().rpartition("\n")[2]
 
 
 def _json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def call_print(op: str, messages: Messages, params: dict[str, Any]) -> int:
+    """Tells calls apart. Of a large body's messages only that they are: to look at them takes too long here."""
+    return hash((op, _json([messages if isinstance(messages, dict) else None, params])))

@@ -1,4 +1,6 @@
-"""Env code that needs no live world (preparing, task lists), in a ProcessPoolExecutor."""
+"""Work for other processes, in a ProcessPoolExecutor: env code that needs no live world (preparing, task lists), and
+what would hold up the event loop (large bodies, looking through folders).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from aioenv.envs.registry import EnvSpec
-from aioenv.errors import AioenvError, BadRequest, EnvError, InternalError
+from aioenv.errors import AioenvError, BadRequest, EnvError, InternalError, TooLarge, UnknownTask
 from aioenv.linux import die_with_parent
+from aioenv.pool.answer import NoAnswer
 
 log = logging.getLogger("aioenv.pool")
 
 WORKERS = 2
+
+_ERRORS: dict[str, type[AioenvError]] = {
+    error.code: error for error in (BadRequest, TooLarge, UnknownTask, EnvError, NoAnswer)
+}
 
 Job = Callable[..., dict[str, Any]]
 
@@ -27,14 +34,15 @@ Job = Callable[..., dict[str, Any]]
 class Jobs:
     """`run` a module-level function in another process. A broken executor is replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = WORKERS) -> None:
+        self._workers = workers
         self._executor: ProcessPoolExecutor | None = None
 
     async def run(self, job: Job, *args: Any, limit: float | None = None) -> Any:
         """The job's data. It may run twice, where another job broke the executor under it.
 
-        Raises BadRequest or EnvError as the job did; InternalError where its process died, or passed the `limit` of
-        seconds and was killed.
+        Raises BadRequest, TooLarge or EnvError as the job did; InternalError where its process died, or passed the
+        `limit` of seconds and was killed.
         """
         try:
             return await self._run_in(self._executor or self._start(), limit, job, *args)
@@ -62,11 +70,11 @@ class Jobs:
             raise
         if "error" in answer:
             code, message = answer["error"]
-            raise (BadRequest if code == BadRequest.code else EnvError)(message)
+            raise _ERRORS.get(code, EnvError)(message)
         return answer["data"]
 
     def _start(self) -> ProcessPoolExecutor:
-        self._executor = _executor(WORKERS)
+        self._executor = _executor(self._workers)
         return self._executor
 
     async def close(self) -> None:
@@ -107,7 +115,7 @@ async def _submit(executor: ProcessPoolExecutor, job: Job, *args: Any) -> dict[s
 
 def prepare_env(spec: dict[str, str], options: dict[str, str]) -> dict[str, Any]:
     """Job: `BaseEnv.prepare`."""
-    return _answer(lambda: EnvSpec(**spec).load().prepare(options))
+    return answered(lambda: EnvSpec(**spec).load().prepare(options))
 
 
 def query_list(spec: dict[str, str], environ: dict[str, str], split: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -117,10 +125,11 @@ def query_list(spec: dict[str, str], environ: dict[str, str], split: str, params
         os.environ.update(environ)
         return [str(task_id) for task_id in EnvSpec(**spec).load().get_query_list(split, params)]
 
-    return _answer(act)
+    return answered(act)
 
 
-def _answer(act: Callable[[], Any]) -> dict[str, Any]:
+def answered(act: Callable[[], Any]) -> dict[str, Any]:
+    """What a job returns: the data that `act` returns, or the error that it raises."""
     # Not the exception itself: unpickling an env's own class would import env code in the server.
     try:
         return {"data": act()}

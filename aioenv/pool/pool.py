@@ -10,14 +10,17 @@ import shutil
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from aioenv.config import Settings
 from aioenv.envs.registry import EnvSpec, find_env, known_envs
 from aioenv.errors import (
     AioenvError,
     AtCapacity,
+    Busy,
     CallerError,
     Draining,
     EnvError,
@@ -30,10 +33,13 @@ from aioenv.errors import (
 )
 from aioenv.linux import private_memory
 from aioenv.pool import jobs
+from aioenv.pool.confine import Confinement
 from aioenv.pool.groups import Groups
-from aioenv.pool.instance import Instance, last_line
+from aioenv.pool.instance import Instance, Messages, call_print, last_line
 from aioenv.pool.process import WorkerDied, WorkerProcess, start_root
+from aioenv.pool.replay import Replays, Reply
 from aioenv.pool.scratch import Scratch, remove
+from aioenv.pool.slots import Slots
 from aioenv.pool.state import State
 from aioenv.pool.template import Template
 
@@ -42,12 +48,24 @@ log = logging.getLogger("aioenv.pool")
 # What ended is remembered so long, in seconds, and so many at most.
 TOMBSTONE_TTL = 3600.0
 TOMBSTONES = 10_000
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 # Seconds from the end of an instance to looking for what it left: those of the meantime are looked for together.
 SWEEP_DELAY = 0.2
 
 
+@dataclass
+class Tombstone:
+    """What is remembered of an instance that ended."""
+
+    ended_at: float
+    cause: str
+    created_by: str | None  # the request_id of its create
+    released_by: str | None
+    replays: Replays
+
+
 class Pool:
-    """`start`, then `create`, `instance(id).step(…)`, `release`; `close` at the end. For one event loop."""
+    """`start`, then `create`, `call`, `release`; `close` at the end. For one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises UnknownEnv where an env of the settings does not exist. Starts nothing."""
@@ -56,15 +74,48 @@ class Pool:
         self._specs: dict[str, EnvSpec] = {name: find_env(name, known) for name in settings.envs}
         self._templates: dict[str, Template] = {}
         self._instances: dict[str, Instance] = {}
-        self._tombstones: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        self._groups = Groups(settings.group_templates, settings.group_ttl, settings.limits.create_timeout)
+        self._tombstones: OrderedDict[str, Tombstone] = OrderedDict()
+        limits = settings.limits
+        confinement = Confinement(limits.memory, limits.open_files, limits.disk, limits.max_answer)
+        self._confinement = asdict(confinement)
+        self._groups = Groups(settings.group_templates, settings.group_ttl, limits.create_timeout, self._confinement)
+        self._slots = Slots(limits.max_instances, limits.create_queue, limits.queue_timeout)
         self._admission = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._jobs = jobs.Jobs()
+        # For bodies that are too large for the event loop. Apart from the other jobs, which may take long.
+        self.bodies = jobs.Jobs()
         self._root: WorkerProcess | None = None
         self._endings: set[asyncio.Task[None]] = set()
         self._draining = False
         self._sweeping: asyncio.Task[None] | None = None
         self._scratch: Scratch | None = None
+
+    # -- for watch.py ------------------------------------------------------------------------------------------------
+
+    def living(self) -> list[Instance]:
+        return list(self._instances.values())
+
+    def family(self) -> tuple[int, set[int]]:
+        """The root's pid, and those of all processes that are known here."""
+        root = self._living_root()
+        return root.pid, root.family
+
+    def kill(self, instance_id: str, pid: int, cause: str) -> None:
+        """End an instance that does harm, whatever it is doing. Harmless where its process is gone already."""
+        instance = self._instances.get(instance_id)
+        if instance is not None and instance.process is not None and instance.process.pid == pid:
+            instance.process.kill(cause)
+
+    def set_full(self, why: str | None) -> None:
+        """Whether there is room on the disk for more instances, and why not."""
+        if self._scratch is not None:
+            self._scratch.why_full = why
+
+    @property
+    def scratch_limit(self) -> int:
+        """Bytes that all folders in `scratch` may take."""
+        assert self._scratch is not None
+        return self.settings.scratch_limit or self._scratch.free_at_start * 9 // 10
 
     @property
     def scratch(self) -> Path:
@@ -122,6 +173,7 @@ class Pool:
     async def close(self) -> None:
         """End all: worlds, templates, jobs, folders. Calls that run may end first, within `stop_grace`."""
         self._draining = True
+        self._slots.close(_draining())
         for instance in list(self._instances.values()):
             self._end_soon(instance, "the server shut down")
         if self._endings:
@@ -134,6 +186,7 @@ class Pool:
         await self._groups.close()
         await asyncio.gather(*(template.close() for template in self._templates.values()))
         await self._jobs.close()
+        await self.bodies.close()
         if self._sweeping is not None:
             await asyncio.wait([self._sweeping])
         if self._root is not None:
@@ -144,26 +197,47 @@ class Pool:
 
     # -- instances ---------------------------------------------------------------------------------------------------
 
-    async def create(self, env: str | None, task_id: str, instance_id: str | None, params: dict[str, Any]) -> Any:
+    async def create(
+        self,
+        env: str | None,
+        task_id: str,
+        instance_id: str | None,
+        params: dict[str, Any],
+        request_id: str | None = None,
+        hung_up: Callable[[], bool] = lambda: False,
+    ) -> Reply:
         """The first reply of a new instance, or of the one that has this id, env, task and params already.
 
-        Raises UnknownEnv, UnknownTask, BadRequest, InstanceConflict, AtCapacity, Starting, Draining, EnvError,
-        StepTimeout. Where it raises, nothing is left of the instance. Cancelling it does not end the creation.
+        `hung_up` tells whether whoever asks is gone: then a creation that has not begun need not begin.
+
+        Raises UnknownEnv, UnknownTask, BadRequest, InstanceConflict, InstanceGone (this very call made it, and it
+        ended), AtCapacity, Starting, Draining, EnvError, StepTimeout. Where it raises, nothing is left of the
+        instance. Cancelling it does not end the creation.
         """
         env = env or self.settings.envs[0]
         if env not in self._specs:
             raise UnknownEnv(f"unknown env {env!r}; this server has: {', '.join(self._specs)}")
-        instance_id = instance_id or uuid.uuid4().hex
+        if instance_id is None:
+            # The same for the same call, so that asking again makes no second one.
+            instance_id = uuid.uuid5(uuid.NAMESPACE_OID, request_id).hex if request_id else uuid.uuid4().hex
         while (existing := self._instances.get(instance_id)) is not None:
-            if existing.life.state in (State.CLOSING, State.ENDED):
-                await existing.gone.wait()
-                continue
-            if not existing.same_as(env, task_id, params):
-                raise InstanceConflict(f"instance {instance_id} exists, with another env, task or params")
-            assert existing.initial is not None
-            return await asyncio.shield(existing.initial)
+            if existing.life.state not in (State.CLOSING, State.ENDED):
+                if not existing.same_as(env, task_id, params):
+                    raise InstanceConflict(f"instance {instance_id} exists, with another env, task or params")
+                assert existing.initial is not None
+                existing.hung_up.append(hung_up)
+                reply = await asyncio.shield(existing.initial)
+                same_call = request_id is not None and existing.request_id == request_id
+                return reply.replayed() if same_call else reply
+            await existing.gone.wait()
+        tombstone = self._tombstones.get(instance_id)
+        if tombstone is not None and request_id is not None and tombstone.created_by == request_id:
+            raise InstanceGone(f"instance {instance_id} is gone: {tombstone.cause}")
         self._refuse_if_not_ready(env)
-        instance = Instance(instance_id, env, task_id, params, self.settings.limits)
+        self._slots.refuse_if_full()
+        limits = self.settings.limits
+        instance = Instance(instance_id, env, task_id, params, limits, self.bodies, request_id)
+        instance.hung_up.append(hung_up)
         self._instances[instance_id] = instance
         self._tombstones.pop(instance_id, None)
         instance.initial = asyncio.create_task(self._begin(instance))
@@ -171,38 +245,49 @@ class Pool:
 
     def _refuse_if_not_ready(self, env: str) -> None:
         if self._draining:
-            raise Draining("the server is shutting down")
+            raise _draining()
         if env not in self._templates:
             raise Starting(f"env {env} is being loaded")
-        limit = self.settings.limits.max_instances
-        if len(self._instances) >= limit:
-            raise AtCapacity(f"{limit} instances live here, which is the limit; release some, or raise --max-instances")
 
-    async def _begin(self, instance: Instance) -> dict[str, Any]:
+    async def _begin(self, instance: Instance) -> Reply:
+        asked = time.monotonic()
         try:
-            assert self._scratch is not None
-            instance.folder = self._scratch.new_world(instance.id)
+            await self._slots.take(lambda: instance.abandoned)
+            instance.holds_slot = True
             async with self._admission:  # a few at a time, in their order, so that living worlds can go on
-                return await self._make_world(instance)
+                if self._draining:
+                    raise _draining()
+                if instance.abandoned:
+                    raise AtCapacity("the client hung up while it waited for its turn")
+                began = time.monotonic()
+                assert self._scratch is not None
+                self._scratch.refuse_if_full()
+                instance.folder = self._scratch.new_world(instance.id)
+                reply = await self._make_world(instance)
+                reply.queued, reply.ran = began - asked, time.monotonic() - began
+                return reply
         except BaseException as error:
             self._end_soon(instance, "it could not be created")
             await instance.gone.wait()
-            raise self._creation_error(instance, error) from None
+            raise await self._creation_error(instance, error) from None
 
-    def _creation_error(self, instance: Instance, error: BaseException) -> BaseException:
+    async def _creation_error(self, instance: Instance, error: BaseException) -> BaseException:
         """What the caller is told of a creation that failed; logged where it is not the caller's own mistake."""
         if isinstance(error, InstanceGone):
             if self._draining:
-                return Draining("the server is shutting down")
+                return _draining()
             # To the caller it never lived.
-            error = EnvError(f"the world died while it was created: {instance.process_cause}")
-        elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+            log.warning("instance %s died while it was created: %s", instance.id, instance.process_cause)
+            words = await instance.last_words()
+            return EnvError(f"the world died while it was created: {instance.process_cause}{words}")
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
             error = AtCapacity(f"this machine has no room for another world ({error.strerror})")
         elif not isinstance(error, AioenvError | asyncio.CancelledError):
             log.error("instance %s could not be created", instance.id, exc_info=error)
             error = InternalError(f"instance {instance.id} could not be created: {error!r}")
         if not isinstance(error, CallerError | asyncio.CancelledError):
-            log.warning(
+            log.log(
+                logging.INFO if instance.process is None else logging.WARNING,
                 "instance %s (%s, task %s) could not be created: %s",
                 instance.id,
                 instance.env,
@@ -211,7 +296,7 @@ class Pool:
             )
         return error
 
-    async def _make_world(self, instance: Instance) -> dict[str, Any]:
+    async def _make_world(self, instance: Instance) -> Reply:
         """By the shortest way: a copy of the group's world, else a fork of the env's template."""
         template, folder = self._templates[instance.env], instance.folder
         assert folder is not None
@@ -221,50 +306,65 @@ class Pool:
                 template, instance.task_id, instance.params, name, folder, self.scratch
             )
         else:
-            process, initial = await template.fork(name, folder), None
+            process, initial = await template.fork(name, folder, self._confinement), None
         process.ended.add_done_callback(lambda ended: self._process_ended(instance, ended.result()))
         return await instance.begin(process, initial)
 
-    def instance(self, instance_id: str) -> Instance:
-        """The living instance. Raises UnknownInstance or InstanceGone, which says why."""
+    async def call(
+        self, op: str, instance_id: str, messages: Messages, params: dict[str, Any], request_id: str | None = None
+    ) -> Reply:
+        """`step`, `evaluate` or `get_info` of an instance. Raises what `Instance.call` does, and UnknownInstance."""
         instance = self._instances.get(instance_id)
         if instance is None:
-            self._raise_missing(instance_id)
-        if instance.life.state in (State.CLOSING, State.ENDED):
-            raise instance.gone_error()
-        return instance
+            return await self._call_again(op, instance_id, messages, params, request_id)
+        return await instance.call(op, messages, params, request_id)
 
-    def _raise_missing(self, instance_id: str) -> NoReturn:
+    async def _call_again(
+        self, op: str, instance_id: str, messages: Messages, params: dict[str, Any], request_id: str | None
+    ) -> Reply:
+        """Of an instance that is not here (any more): what was answered before, or why it is not."""
         tombstone = self._tombstones.get(instance_id)
-        if tombstone is not None:
-            raise InstanceGone(f"instance {instance_id} is gone: {tombstone[1]}")
-        raise UnknownInstance(f"there is no instance {instance_id}; GET /instances lists those that live")
+        if tombstone is None:
+            raise UnknownInstance(f"there is no instance {instance_id}; GET /instances lists those that live")
+        before = tombstone.replays.find(request_id) if request_id else None
+        if before is None or request_id is None:
+            raise InstanceGone(f"instance {instance_id} is gone: {tombstone.cause}")
+        return await before.again(request_id, call_print(op, messages, params))
 
-    async def release(self, instance_id: str) -> bool:
-        """End an instance, after the calls that came before. False if there is none (any more)."""
+    async def release(self, instance_id: str, request_id: str | None = None) -> bool:
+        """End an instance, after the calls that came before. False if there is none (any more), but for the call
+        that ended it, asked again."""
         instance = self._instances.get(instance_id)
-        if instance is None:
-            return False
-        assert instance.initial is not None
-        await asyncio.wait([instance.initial])
-        async with instance.turn:
-            if not instance.life.takes_calls:
-                return False
-            self._end_soon(instance, "released")
-        await instance.gone.wait()
-        return True
+        if instance is not None:
+            assert instance.initial is not None
+            await asyncio.wait([instance.initial])
+            async with instance.turn:
+                mine = instance.life.takes_calls
+                if mine:
+                    instance.released_by = request_id
+                    self._end_soon(instance, "released")
+            await instance.gone.wait()
+            return mine or (request_id is not None and instance.released_by == request_id)
+        tombstone = self._tombstones.get(instance_id)
+        return tombstone is not None and request_id is not None and tombstone.released_by == request_id
 
     def reap(self, now: float) -> list[str]:
-        """End what has been idle for too long; the ids. Never one that is busy, or has a call waiting."""
+        """End what has been idle for too long, or alive; the ids. Never one that is busy, or has a call waiting.
+
+        Looking and marking happen in one go: a call comes before, and is served, or after, and is told.
+        """
         self._forget_tombstones(now)
         self._groups.drop_idle(now)
-        ttl = self.settings.idle_ttl
+        ttl, most = self.settings.idle_ttl, self.settings.max_lifetime
         reaped = []
         for instance in list(self._instances.values()):
             try:
                 idle = instance.idle_for(now)
                 if idle is not None and idle >= ttl:
                     self._end_soon(instance, f"idle for {idle:.0f} s")
+                    reaped.append(instance.id)
+                elif idle is not None and most is not None and now - instance.created_at >= most:
+                    self._end_soon(instance, f"alive for {most:.0f} s, its maximum lifetime")
                     reaped.append(instance.id)
             except Exception:
                 log.exception("instance %s could not be reaped; going on with the others", instance.id)
@@ -284,28 +384,48 @@ class Pool:
     def _process_ended(self, instance: Instance, cause: str) -> None:
         """Its process is gone, whoever wanted that."""
         if instance.life.state is not State.CLOSING:
+            instance.died = True
             self._end_soon(instance, cause)
 
     async def _end(self, instance: Instance) -> None:
         try:
             await instance.end_process(self.settings.keep_outputs is not None)
+            if instance.died:
+                await instance.last_words()
             await asyncio.to_thread(self._clear_folder, instance)
         except Exception:
             log.exception("ending instance %s left something behind", instance.id)
         finally:
             instance.life.to(State.ENDED)
             self._instances.pop(instance.id, None)
+            if instance.holds_slot:
+                self._slots.give_back()
             if instance.has_lived:
-                self._tombstones[instance.id] = (time.monotonic(), instance.life.cause or "ended")
+                self._bury(instance)
             instance.gone.set()
-            log.info(
-                "instance %s (%s, task %s) ended: %s",
-                instance.id,
-                instance.env,
-                instance.task_id,
-                instance.life.cause,
-            )
-            self._sweep_soon()
+            if instance.process is not None:
+                self._log_end(instance)
+                self._sweep_soon()
+
+    def _bury(self, instance: Instance) -> None:
+        instance.replays.shrink_for_end()
+        self._tombstones[instance.id] = Tombstone(
+            time.monotonic(), instance.cause, instance.request_id, instance.released_by, instance.replays
+        )
+        self._forget_tombstones(time.monotonic())
+
+    def _log_end(self, instance: Instance) -> None:
+        life = instance.life
+        log.log(
+            logging.WARNING if instance.died and instance.has_lived else logging.INFO,
+            "instance %s (%s, task %s) ended after %d steps: %s; it was %s",
+            instance.id,
+            instance.env,
+            instance.task_id,
+            instance.steps,
+            instance.cause,
+            life.told,
+        )
 
     def _sweep_soon(self) -> None:
         """End what worlds left behind (daemons with a session of their own), until a round finds nothing."""
@@ -335,8 +455,8 @@ class Pool:
 
     def _forget_tombstones(self, now: float) -> None:
         while self._tombstones:
-            instance_id, (ended_at, _) = next(iter(self._tombstones.items()))
-            if now - ended_at < TOMBSTONE_TTL and len(self._tombstones) <= TOMBSTONES:
+            instance_id, tombstone = next(iter(self._tombstones.items()))
+            if now - tombstone.ended_at < TOMBSTONE_TTL and len(self._tombstones) <= TOMBSTONES:
                 break
             del self._tombstones[instance_id]
 
@@ -363,14 +483,18 @@ class Pool:
                 self._refuse_if_not_ready(env)
                 if not self._templates[env].ready:
                     raise Starting(f"env {env} is being loaded")
-        except (AtCapacity, Starting, Draining) as error:
+            if self._slots.taken >= self._slots.limit:
+                raise AtCapacity(f"{self._slots.taken} instances live here, which is the limit: creates wait")
+            if self._scratch is not None:
+                self._scratch.refuse_if_full()
+        except Busy as error:
             reason = str(error)
         return {
             "ready": reason == "ready",
             "reason": reason,
-            "instances": len(self._instances),
-            "limit": self.settings.limits.max_instances,
-            "queue": 0,
+            "instances": self._slots.taken,
+            "limit": self._slots.limit,
+            "queue": self._slots.waiting,
             "group_templates": len(self._groups),
         }
 
@@ -383,6 +507,10 @@ class Pool:
             return [{**line, "memory": private_memory(process.pid) if process else None} for line, process in lines]
 
         return await asyncio.to_thread(add_memory)
+
+
+def _draining() -> Draining:
+    return Draining("the server is shutting down")
 
 
 def _folder_name(env: str) -> str:

@@ -3,7 +3,8 @@
     call("step", …) ──▶ transport ──▶ pipe ──▶ Worker.serve      (worker.py, in the process)
          future ◀── _dispatch ◀── data_received ◀──┘
 
-The asyncio transport reads and writes whole buffers without blocking; frames are cut here. A death is told by the
+The asyncio transport reads and writes whole buffers without blocking; frames are cut here. A large answer is handed on
+as it came, for somebody with more time to read (`Unread`). A death is told by the
 parent that reaped it (`{"exit": pid, …}` on the parent's pipe), which names the signal; the end of the pipe alone is
 taken for a death too, as the reaper may be dead itself.
 """
@@ -18,14 +19,17 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from aioenv.errors import AioenvError, BadRequest, EnvError, InternalError, UnknownTask
+from aioenv.errors import AioenvError, BadRequest, EnvError, InternalError
+from aioenv.linux import oom_kills
+from aioenv.pool.answer import NoAnswer, Unread, read_answer
 from aioenv.pool.lifeline import Lifeline
-from aioenv.pool.wire import FrameDecoder, FrameError, pack
+from aioenv.pool.wire import EXIT_REPORT, LARGE, Body, FrameDecoder, FrameError, load_object, pack, pack_around
 
 log = logging.getLogger("aioenv.pool")
 
@@ -35,10 +39,10 @@ EXIT_REPORT_GRACE = 0.2
 PIPE_END_GRACE = 1.0
 # Seconds that a process may take for a fork, before it is taken for stuck.
 FORK_LIMIT = 20.0
+# Bytes that are written at once of what is large.
+PIECE = 2**18
 # Seconds that a killed process has to die of its cut lifeline, before it is killed by pid.
 KILL_GRACE = 1.0
-
-_ERRORS: dict[str, type[AioenvError]] = {error.code: error for error in (BadRequest, UnknownTask, EnvError)}
 
 
 class WorkerDied(Exception):
@@ -65,18 +69,22 @@ class WorkerProcess(asyncio.Protocol):
         self._lifeline = line
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder()
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._paused = False  # the transport's buffer is full
         self._calls: dict[int, _Call] = {}
         self._number = 0
         self._fork_lock = asyncio.Lock()
         self._reason: str | None = None  # why we killed it
         self._exit_status: int | None = None
+        self._oom_kills = oom_kills()
         self._pipe_ended = False
         self.bears_children = False
 
     # -- calling -----------------------------------------------------------------------------------------------------
 
-    async def call(self, op: str, **fields: Any) -> Any:
-        """Ask the process to do `op`; its answer's data.
+    async def call(self, op: str, messages: dict[str, Any] | bytes | None = None, **fields: Any) -> Any:
+        """Ask the process to do `op`; its answer's data, or Unread where that is large. `messages`, if any, are one of
+        the fields, and may be JSON already.
 
         Raises WorkerDied, or what the env raised: BadRequest, UnknownTask, EnvError. Cancelling leaves the process at
         work with an answer that nobody takes: whoever cancels must kill it.
@@ -84,15 +92,39 @@ class WorkerProcess(asyncio.Protocol):
         await self._wait_if_ending()
         assert self._transport is not None
         try:
-            packed = pack({"n": self._number + 1, "op": op, **fields})
+            if isinstance(messages, bytes):
+                parts = pack_around(self._number + 1, {"op": op, **fields}, "messages", messages)
+            elif messages is not None:
+                parts = [pack(self._number + 1, {"op": op, "messages": messages, **fields})]
+            else:
+                parts = [pack(self._number + 1, {"op": op, **fields})]
         except (TypeError, FrameError) as error:
             raise BadRequest(f"the request can't be passed on to the world: {error}") from None
         call = self._new_call()
-        self._transport.write(packed)
+        self._unsent.extend(parts)
+        self._send()
         return await call.future
 
-    async def fork(self, name: str, folder: Path) -> WorkerProcess:
-        """A child of this process, living in `folder`. Raises WorkerDied and InternalError."""
+    def _send(self) -> None:
+        """Write as much as the transport takes now; a large part piece by piece, as copying it takes milliseconds."""
+        while self._unsent and not self._paused and self._transport is not None:
+            part = self._unsent.popleft()
+            if len(part) > 2 * PIECE:
+                part, rest = part[:PIECE], memoryview(part)[PIECE:]
+                self._unsent.appendleft(rest)
+            self._transport.write(part)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._send()
+
+    async def fork(self, name: str, folder: Path, limits: dict[str, Any] | None = None) -> WorkerProcess:
+        """A child of this process, living in `folder`, within `limits` (confine.py) if it is to run a model's code.
+
+        Raises WorkerDied and InternalError."""
         async with self._fork_lock:  # one at a time: the pipe's buffer must have room for the descriptors
             await self._wait_if_ending()
             near, far = multiprocessing.Pipe(duplex=True)
@@ -105,7 +137,7 @@ class WorkerProcess(asyncio.Protocol):
                     raise
                 child = WorkerProcess(name, self._family, sock, line)
                 call = self._new_call(child._born)
-                frame = pack({"n": self._number, "op": "fork", "folder": str(folder)})
+                frame = pack(self._number, {"op": "fork", "folder": str(folder), "limits": limits})
                 try:
                     socket.send_fds(self._sock, [frame], [far.fileno(), line.far])
                 except OSError as error:
@@ -136,6 +168,11 @@ class WorkerProcess(asyncio.Protocol):
         self._sock.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._sock)
 
+    @property
+    def takes_calls(self) -> bool:
+        """It is neither dead nor dying, as far as is known."""
+        return self._reason is None and not self._pipe_ended and not self.ended.done()
+
     async def _wait_if_ending(self) -> None:
         """Raises WorkerDied for a process that is dead or dying, with the cause, which may take a moment to come."""
         if self._reason is not None:
@@ -159,29 +196,40 @@ class WorkerProcess(asyncio.Protocol):
         try:
             if not self._calls and not self.bears_children:
                 raise FrameError("it was not asked anything")
-            for frame in self._decoder.feed(data):
-                self._dispatch(frame)
+            for number, body in self._decoder.feed(data):
+                self._dispatch(number, body)
         except FrameError as error:
             self.kill(f"its process wrote what is no answer to its pipe ({error})")
 
-    def _dispatch(self, frame: dict[str, Any]) -> None:
-        if self.bears_children and "exit" in frame:
-            child = self._family.get(frame["exit"])
+    def _dispatch(self, number: int, body: Body) -> None:
+        if self.bears_children and number == EXIT_REPORT:
+            report = load_object(body)
+            child = self._family.get(report["exit"])
             if child is not None:
-                child._exited(frame["status"])
+                child._exited(int(report["status"]))
             return
-        number, error = frame.get("n"), frame.get("error")
-        if not isinstance(number, int) or number not in self._calls or not isinstance(error, dict | None):
-            raise FrameError(f"answer {number!r} belongs to no question, or is none")
-        call = self._calls.pop(number)
+        call = self._calls.get(number)
+        if call is None:
+            raise FrameError(f"answer {number} belongs to no question")
+        # Read before the call is forgotten: where this is no answer, it is failed together with the process.
+        outcome: Any = None
+        failure: AioenvError | None = None
+        if len(body) >= LARGE:
+            outcome = Unread(body)
+        else:
+            try:
+                outcome = read_answer(body)
+            except NoAnswer as error:
+                raise FrameError(str(error)) from None
+            except AioenvError as error:
+                failure = error
+        del self._calls[number]
         if call.future.done():
             return
-        if error is None:
-            data = frame.get("data")
-            call.future.set_result(call.convert(data) if call.convert else data)
+        if failure is not None:
+            call.future.set_exception(failure)
         else:
-            kind = _ERRORS.get(str(error.get("code")), EnvError)
-            call.future.set_exception(kind(str(error.get("message"))))
+            call.future.set_result(call.convert(outcome) if call.convert else outcome)
 
     # -- death -------------------------------------------------------------------------------------------------------
 
@@ -203,6 +251,11 @@ class WorkerProcess(asyncio.Protocol):
             self._lifeline.cut()
         elif self._transport is not None:
             self._transport.abort()  # the root ends with its pipe
+
+    @property
+    def family(self) -> set[int]:
+        """The pids of all processes that descend from the same root and are known here."""
+        return set(self._family)
 
     async def sweep(self, folders: list[str]) -> int:
         """For the root: end its children that neither are known here nor belong to a world in one of `folders`."""
@@ -243,6 +296,8 @@ class WorkerProcess(asyncio.Protocol):
         cause = self._reason
         if cause is None and self._exit_status is not None:
             cause = describe_exit(self._exit_status)
+            if os.WIFSIGNALED(self._exit_status) and oom_kills() > self._oom_kills:
+                cause += ", most likely by the kernel, as the machine ran out of memory"
         self.ended.set_result(cause or "its process is gone")
         self._family.pop(self.pid, None)
         self._cut()
@@ -251,6 +306,7 @@ class WorkerProcess(asyncio.Protocol):
             self._transport.abort()
 
     def _fail_calls(self, cause: str) -> None:
+        self._unsent.clear()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.future.done():

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aioenv.errors import AtCapacity
+
 log = logging.getLogger("aioenv.pool")
 
 PREFIX = "aioenv-"
@@ -30,6 +32,8 @@ class Scratch:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self._lock = (self.path / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.why_full: str | None = None
+        self.free_at_start = shutil.disk_usage(self.path).free
         for name in ("worlds", "groups", "templates"):
             (self.path / name).mkdir()
 
@@ -39,6 +43,11 @@ class Scratch:
             if folder != self.path and _is_left_over(folder):
                 log.warning("removing %s, left behind by a server that was killed", folder)
                 remove(folder)
+
+    def refuse_if_full(self) -> None:
+        """Raises AtCapacity where no more is to be put here."""
+        if self.why_full is not None:
+            raise AtCapacity(self.why_full)
 
     def new_world(self, instance_id: str) -> Path:
         """An empty folder for an instance, by its id unless what an earlier one left there can't be removed."""

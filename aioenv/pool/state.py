@@ -42,11 +42,17 @@ class Lifecycle:
     def to(self, state: State, cause: str | None = None) -> None:
         """Change. `cause` says why it closes or ended; the first one given is kept."""
         if state not in ALLOWED[self.state]:
-            was = ", ".join(f"{old.value} at {seconds:.3f} s" for seconds, old in self.history)
-            raise IllegalChange(f"instance {self.instance_id} can't go from {self.state.value} to {state.value}: {was}")
+            raise IllegalChange(
+                f"instance {self.instance_id} can't go from {self.state.value} to {state.value}: {self.told}"
+            )
         self.state = state
         self.cause = self.cause or cause
         self.history.append((time.monotonic() - self._born, state))
+
+    @property
+    def told(self) -> str:
+        """The history, for people."""
+        return ", ".join(f"{state.value} at {seconds:.3f} s" for seconds, state in self.history)
 
     @property
     def takes_calls(self) -> bool:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from aioenv.envs.registry import EnvSpec
 from aioenv.errors import AioenvError, EnvError, Starting
@@ -36,7 +37,7 @@ class Template:
 
     @property
     def ready(self) -> bool:
-        return self._process is not None and not self._process.ended.done()
+        return self._process is not None and self._process.takes_calls
 
     async def load(self) -> None:
         """Raises EnvError, with the traceback, where the env can't be loaded, and WorkerDied."""
@@ -57,13 +58,13 @@ class Template:
         process.ended.add_done_callback(self._process_ended)
         log.info("env %s (%s) is loaded, after %.1f s", self.spec.name, self.spec.origin, time.monotonic() - began)
 
-    async def fork(self, name: str, folder: Path) -> WorkerProcess:
-        """A process that is about to become a world. Raises Starting while the template is not there."""
+    async def fork(self, name: str, folder: Path, confinement: dict[str, Any]) -> WorkerProcess:
+        """A process that is about to become a world, confined (confine.py). Raises Starting while none is there."""
         process = self._process
         if process is None or process.ended.done():
             raise Starting(f"env {self.spec.name} {self._why_not}")
         try:
-            return await process.fork(name, folder)
+            return await process.fork(name, folder, confinement)
         except WorkerDied as death:
             raise Starting(f"env {self.spec.name} is being loaded again: its template is gone ({death})") from None
 

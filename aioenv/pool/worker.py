@@ -8,19 +8,21 @@
 
 Each is a loop that reads a frame from its own pipe, acts and answers. One of the acts is `fork`: it brings the far ends
 of a new pipe and a new lifeline; the child goes on in the same loop, on that pipe, under a new identity. So a world
-costs a fork, not a start. Requests carry a number `n`, which the answer repeats:
+costs a fork, not a start. Each request has a number, which its answer repeats:
 
-    {"n": 1, "op": "fork", "folder": …}          ──▶ {"n": 1, "data": {"pid": 123}}
-    {"n": 2, "op": "load", "spec": {…}, …}       ──▶ {"n": 2, "data": {"forkable": true}}
-    {"n": 3, "op": "step", "action": {…}, …}     ──▶ {"n": 3, "data": {…}} or {"n": 3, "error": {"code", "message"}}
-                                                     {"exit": 123, "status": 9}   unasked: a child ended
+    1 {"op": "fork", "folder": …}            ──▶ 1 {"data": 123}, the child's pid
+    2 {"op": "load", "spec": {…}, …}         ──▶ 2 {"data": {"forkable": true}}
+    3 {"op": "step", "messages": {…}, …}     ──▶ 3 {"data": {…}} or {"error": {"code": …, "message": …}}
+                                                 0 {"exit": 123, "status": 9}   unasked: a child ended
 Nothing here imports asyncio or the server. One thread, so that it can be forked at any time.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -34,11 +36,12 @@ from typing import Any
 from aioenv.envs.base import BaseEnv
 from aioenv.envs.registry import EnvSpec
 from aioenv.errors import BadRequest, UnknownTask
-from aioenv.linux import become_subreaper, collapse_memory
+from aioenv.linux import become_subreaper, children_of, collapse_memory
 from aioenv.pool import lifeline
-from aioenv.pool.wire import Channel, pack
+from aioenv.pool.confine import Confinement, confine
+from aioenv.pool.wire import EXIT_REPORT, FRAME_LIMIT, Channel, pack
+from aioenv.pool.worldlog import LOG_NAME
 
-LOG_NAME = "world.log"
 # In a world's environment: its folder. Tells whose the processes are that it starts.
 HOME_VARIABLE = "AIOENV_WORLD_FOLDER"
 
@@ -51,6 +54,7 @@ class Worker:
         self._lifeline_fd: int | None = None  # the root has none: see `main`
         self.env_class: type[BaseEnv] | None = None
         self.env: BaseEnv | None = None
+        self.answer_limit = FRAME_LIMIT  # bytes
         self._children: ChildWatch | None = ChildWatch()
         self._acts: dict[str, Callable[[dict[str, Any]], Any]] = {
             "load": self._load,
@@ -66,46 +70,47 @@ class Worker:
     def serve(self) -> None:
         """Answer until the pipe ends or `close` comes."""
         while True:
-            frame = self._next()
-            if frame is None:
+            received = self._next()
+            if received is None:
                 return
-            number, op = frame.get("n"), frame.get("op")
+            number, frame = received
+            op = frame.get("op")
             if op == "close":
-                answer = self._answer(number, self._close, frame)
+                answer = self._answer(self._close, frame)
             elif op == "fork":
                 fds = self.channel.take_fds(2)
-                answer = self._answer(number, self._fork, frame)
+                answer = self._answer(self._fork, frame)
                 if answer.get("data") == 0:
-                    self._be_born(frame["folder"], *fds)
+                    self._be_born(frame, *fds)
                     continue  # the child: same loop, another pipe
                 for fd in fds:
                     os.close(fd)
             else:
-                answer = self._answer(number, self._acts[str(op)], frame)
-            self._send(answer)
+                answer = self._answer(self._acts[str(op)], frame)
+            self._send(number, answer)
             if op == "close":
                 return
 
-    def _next(self) -> dict[str, Any] | None:
+    def _next(self) -> tuple[int, dict[str, Any]] | None:
         """Wait for a frame; meanwhile report children that end."""
         while self._children is not None and not self.channel.buffered:
             readable = self._children.wait(self.channel.sock)
             for pid, status in _reap():
-                self._send({"exit": pid, "status": status})
+                self._send(EXIT_REPORT, {"exit": pid, "status": status})
             if readable:
                 break
         return self.channel.receive()
 
-    def _send(self, answer: dict[str, Any]) -> None:
-        self.channel.send_bytes(_encode(answer))
+    def _send(self, number: int, answer: dict[str, Any]) -> None:
+        self.channel.send_bytes(_encode(number, answer, self.answer_limit))
 
-    def _answer(self, number: Any, act: Callable[[dict[str, Any]], Any], frame: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, act: Callable[[dict[str, Any]], Any], frame: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {"n": number, "data": act(frame)}
+            return {"data": act(frame)}
         except (BadRequest, UnknownTask) as error:
-            return {"n": number, "error": {"code": error.code, "message": str(error)}}
+            return {"error": {"code": error.code, "message": str(error)}}
         except BaseException:  # a stray SystemExit or KeyboardInterrupt of env code must not end the world either
-            return {"n": number, "error": {"code": "env_error", "message": traceback.format_exc()}}
+            return {"error": {"code": "env_error", "message": traceback.format_exc()}}
 
     # -- acts --------------------------------------------------------------------------------------------------------
 
@@ -158,8 +163,8 @@ class Worker:
 
         A living world may have such a child too, a daemon: it is spared.
         """
-        unknown = _children() - set(frame["keep"])
-        strays = [pid for pid in unknown if _home(pid) not in frame["folders"]]
+        unknown = set(children_of(os.getpid())) - set(frame["keep"])
+        strays = [pid for pid in unknown if home_of(pid) not in frame["folders"]]
         for pid in strays:
             os.kill(pid, signal.SIGKILL)  # its pid can't be another's: nobody but this process reaps it
         return len(strays)
@@ -179,8 +184,9 @@ class Worker:
                 stream.flush()  # or the child would write it again
         return os.fork()
 
-    def _be_born(self, folder: str, pipe_fd: int, lifeline_fd: int) -> None:
+    def _be_born(self, frame: dict[str, Any], pipe_fd: int, lifeline_fd: int) -> None:
         """In the child: let go of what was the parent's, take up what came for this one."""
+        folder = frame["folder"]
         self.channel.close()
         if self._lifeline_fd is not None:
             os.close(self._lifeline_fd)
@@ -195,6 +201,10 @@ class Worker:
         self.channel = Channel(socket.socket(fileno=pipe_fd))
         # A world runs a model's code, which may have children of its own: it does not look after any.
         self._children = ChildWatch() if self.env_class is None else None
+        if frame["limits"] is not None:
+            confinement = Confinement(**frame["limits"])
+            self.answer_limit = confinement.answer
+            confine(confinement)
 
 
 class ChildWatch:
@@ -250,15 +260,15 @@ def _settle() -> None:
     gc.freeze()
 
 
-def _encode(answer: dict[str, Any]) -> bytes:
+def _encode(number: int, answer: dict[str, Any], limit: int) -> bytes:
     try:
-        return pack(answer)
+        return pack(number, answer, limit)
     except Exception as error:
         try:  # a model may print half a surrogate pair, which JSON text can't hold
-            return pack(_without_surrogates(answer))
+            return pack(number, _without_surrogates(answer), limit)
         except Exception:  # the env's own classes may raise anything
             message = f"the env's answer can't be sent as JSON: {error}"
-            return pack({"n": answer["n"], "error": {"code": "env_error", "message": message}})
+            return pack(number, {"error": {"code": "env_error", "message": message}})
 
 
 def _without_surrogates(value: Any) -> Any:
@@ -271,12 +281,7 @@ def _without_surrogates(value: Any) -> Any:
     return value
 
 
-def _children() -> set[int]:
-    pid = os.getpid()
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
-def _home(pid: int) -> str | None:
+def home_of(pid: int) -> str | None:
     """The folder of the world that a process descends from, if it can be told: by its environment, or where it is."""
     try:
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
@@ -291,7 +296,7 @@ def _home(pid: int) -> str | None:
 def _end_all_children() -> None:
     """The root's last act: the server is gone. Worlds die by their lifelines, but not what they left behind."""
     deadline = time.monotonic() + 5
-    while (children := _children()) and time.monotonic() < deadline:
+    while (children := children_of(os.getpid())) and time.monotonic() < deadline:
         for pid in children:
             os.kill(pid, signal.SIGKILL)
         for _ in children:
@@ -317,6 +322,9 @@ def main() -> None:
     pipe_fd = int(sys.argv[1])
     os.set_inheritable(pipe_fd, False)
     become_subreaper()
+    # For all that descend from this one: a crash tells where it was, and leaves no image of the memory on the disk.
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     worker = Worker(Channel(socket.socket(fileno=pipe_fd)))
     root = os.getpid()

@@ -10,13 +10,24 @@ import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from aioenv import __version__
 from aioenv.errors import AioenvError, BadRequest, Busy, InternalError, TooLarge
 from aioenv.pool.pool import Pool
-from aioenv.server.request import Request, parse
+from aioenv.pool.process import PIECE
+from aioenv.pool.replay import Reply
+from aioenv.pool.wire import LARGE
+from aioenv.server.request import Request, parse_any
 
 log = logging.getLogger("aioenv.server")
 
-JSON = {"Content-Type": "application/json"}
+# The version tells a client that this server keeps replies by request_id, so that a step may be sent again.
+JSON = {"Content-Type": "application/json", "Aioenv-Version": __version__}
+
+HungUp = Callable[[], bool]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Route = Callable[[Request, HungUp], Awaitable[Reply | web.Response]]
+
+_BEFORE, _AFTER = b'{"success":true,"data":', b"}"
 
 
 def make_app(pool: Pool) -> web.Application:
@@ -24,7 +35,7 @@ def make_app(pool: Pool) -> web.Application:
     app = web.Application(client_max_size=pool.settings.limits.max_body)
     routes = Routes(pool)
     gets = {"/healthz": routes.healthz, "/readyz": routes.readyz, "/instances": routes.instances}
-    posts = {
+    posts: dict[str, Route] = {
         "/get_env_profile": routes.get_env_profile,
         "/create": routes.create,
         "/step": routes.step,
@@ -33,7 +44,7 @@ def make_app(pool: Pool) -> web.Application:
         "/release": routes.release,
     }
     app.add_routes([web.get(path, _answered(handler)) for path, handler in gets.items()])
-    app.add_routes([web.post(path, _answered(_post(handler))) for path, handler in posts.items()])
+    app.add_routes([web.post(path, _answered(_post(handler, pool))) for path, handler in posts.items()])
     allowed = {**dict.fromkeys(gets, "GET,HEAD"), **dict.fromkeys(posts, "POST")}
 
     async def no_route(request: web.Request) -> web.Response:
@@ -48,13 +59,14 @@ def make_app(pool: Pool) -> web.Application:
 
 
 class Routes:
-    """One method a route. Those behind POST get a checked `Request` and return the reply's body."""
+    """One method a route. Those behind POST get a checked `Request` and what tells whether its client is gone, and
+    return the reply's data, or the reply."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
 
     async def healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="OK")
+        return web.Response(text="OK", headers={"Aioenv-Version": __version__})
 
     async def readyz(self, _: web.Request) -> web.Response:
         readiness = self.pool.readiness()
@@ -63,45 +75,62 @@ class Routes:
     async def instances(self, _: web.Request) -> web.Response:
         return _json(await self.pool.describe())
 
-    async def get_env_profile(self, request: Request) -> dict[str, Any]:
+    async def get_env_profile(self, request: Request, _: HungUp) -> web.Response:
         split = request.params.get("split", "train")
         if not isinstance(split, str):
             raise BadRequest('"params.split" must be a string')
-        return _success(await self.pool.task_ids(request.env_type, split, request.params))
+        return _json({"success": True, "data": await self.pool.task_ids(request.env_type, split, request.params)})
 
-    async def create(self, request: Request) -> dict[str, Any]:
-        reply = await self.pool.create(request.env_type, request.task, request.instance_id, request.params)
-        return _success(reply)
+    async def create(self, request: Request, hung_up: HungUp) -> Reply:
+        return await self.pool.create(
+            request.env_type, request.task, request.instance_id, request.params, request.request_id, hung_up
+        )
 
-    async def step(self, request: Request) -> dict[str, Any]:
-        return _success(await self.pool.instance(request.instance).step(request.messages, request.params))
+    async def step(self, request: Request, _: HungUp) -> Reply:
+        return await self._call("step", request)
 
-    async def evaluate(self, request: Request) -> dict[str, Any]:
-        return _success(await self.pool.instance(request.instance).evaluate(request.messages, request.params))
+    async def evaluate(self, request: Request, _: HungUp) -> Reply:
+        return await self._call("evaluate", request)
 
-    async def get_info(self, request: Request) -> dict[str, Any]:
-        return _success(await self.pool.instance(request.instance).get_info(request.messages, request.params))
+    async def get_info(self, request: Request, _: HungUp) -> Reply:
+        return await self._call("get_info", request)
 
-    async def release(self, request: Request) -> dict[str, Any]:
-        return {"success": await self.pool.release(request.instance), "data": None}
+    async def _call(self, op: str, request: Request) -> Reply:
+        return await self.pool.call(op, request.instance, request.messages, request.params, request.request_id)
+
+    async def release(self, request: Request, _: HungUp) -> web.Response:
+        return _json({"success": await self.pool.release(request.instance, request.request_id), "data": None})
 
 
-def _post(route: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(http: web.Request) -> web.Response:
-        return _json(await route(parse(await http.read())))
+def _post(route: Route, pool: Pool) -> Handler:
+    async def handle(http: web.Request) -> web.StreamResponse:
+        request = await parse_any(await http.read(), pool.bodies)
+        reply = await route(request, lambda: http.transport is None)
+        return reply if isinstance(reply, web.Response) else await _success(http, reply)
 
     return handle
 
 
-def _success(data: Any) -> dict[str, Any]:
-    return {"success": True, "data": data}
+async def _success(http: web.Request, reply: Reply) -> web.StreamResponse:
+    """With the time in the queue and in the world, in milliseconds (https://www.w3.org/TR/server-timing/)."""
+    timing = f"queue;dur={reply.queued * 1000:.3f}, world;dur={reply.ran * 1000:.3f}"
+    headers = {**JSON, "Server-Timing": timing}
+    if len(reply.data) <= LARGE:
+        return web.Response(body=b"".join((_BEFORE, reply.data, _AFTER)), headers=headers)
+    # Piece by piece, as the client takes it: to write it at once would hold up the others.
+    response = web.StreamResponse(headers=headers)
+    response.content_length = len(_BEFORE) + len(reply.data) + len(_AFTER)
+    await response.prepare(http)
+    await response.write(_BEFORE)
+    data = memoryview(reply.data)
+    for start in range(0, len(data), PIECE):
+        await response.write(data[start : start + PIECE])
+    await response.write_eof(_AFTER)
+    return response
 
 
 def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     return web.Response(body=orjson.dumps(body), status=status, headers={**JSON, **headers} if headers else JSON)
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _answered(handler: Handler) -> Handler:

@@ -8,11 +8,14 @@ from typing import Any
 
 import orjson
 
-from aioenv.errors import BadRequest
-from aioenv.pool.wire import load_json
+from aioenv.errors import BadRequest, TooLarge
+from aioenv.pool import jobs
+from aioenv.pool.wire import LARGE, load_json
 
 # It becomes the name of a folder.
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Each is remembered for as long as its instance.
+_REQUEST_ID_LENGTH = 200
 _JSON_TYPES = {
     str: "a string",
     dict: "an object",
@@ -26,12 +29,15 @@ _JSON_TYPES = {
 
 @dataclass(frozen=True)
 class Request:
-    """The keys of a POST body that the protocol knows; others are ignored."""
+    """The keys of a POST body that the protocol knows; others are ignored.
+
+    `messages` of a large body are JSON already, to be passed on as they are.
+    """
 
     env_type: str | None
     task_id: str | None
     instance_id: str | None
-    messages: dict[str, Any]
+    messages: dict[str, Any] | bytes
     params: dict[str, Any]
     request_id: str | None
 
@@ -64,14 +70,37 @@ def parse(body: bytes) -> Request:
             f'"instance_id" must have 1 to 128 letters, digits, ".", "_" or "-" and begin with a letter or digit,'
             f" not {instance_id[:200]!r}"
         )
+    request_id = _get(data, "request_id", str)
+    if request_id is not None and not 0 < len(request_id) <= _REQUEST_ID_LENGTH:
+        raise BadRequest(f'"request_id" must have 1 to {_REQUEST_ID_LENGTH} characters, not {len(request_id)}')
     return Request(
         env_type=_get(data, "env_type", str),
         task_id=_get(data, "task_id", str),
         instance_id=instance_id,
         messages=_get(data, "messages", dict) or {},
         params=_get(data, "params", dict) or {},
-        request_id=_get(data, "request_id", str),
+        request_id=request_id,
     )
+
+
+async def parse_any(body: bytes, bodies: jobs.Jobs) -> Request:
+    """As `parse`; a large body is read by a job, lest the event loop be held up. Raises TooLarge, too."""
+    if len(body) < LARGE:
+        return parse(body)
+    return Request(**await bodies.run(parse_job, body))
+
+
+def parse_job(body: bytes) -> dict[str, Any]:
+    """Job: the fields of the Request, with its messages in JSON."""
+
+    def act() -> dict[str, Any]:
+        request = parse(body)
+        size = len(orjson.dumps(request.params))
+        if size >= LARGE:
+            raise TooLarge(f'"params" takes {size:,} bytes, over the limit of {LARGE:,}; "messages" may be larger')
+        return {**vars(request), "messages": orjson.dumps(request.messages)}
+
+    return jobs.answered(act)
 
 
 def _get(data: dict[str, Any], key: str, wanted: type) -> Any:

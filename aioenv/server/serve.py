@@ -16,6 +16,7 @@ from aioenv.config import Settings
 from aioenv.errors import AioenvError
 from aioenv.pool.pool import Pool
 from aioenv.pool.reaper import reap_forever
+from aioenv.pool.watch import Watch
 from aioenv.server.app import make_app
 
 log = logging.getLogger("aioenv.server")
@@ -34,7 +35,7 @@ async def running(settings: Settings, listening: Callable[[str], None] = lambda 
     """
     pool = Pool(settings)
     runner = web.AppRunner(make_app(pool), access_log=None, shutdown_timeout=5.0)
-    reaper = None
+    helpers: list[asyncio.Task[None]] = []
     try:
         pool.open()
         await runner.setup()
@@ -48,11 +49,16 @@ async def running(settings: Settings, listening: Callable[[str], None] = lambda 
             ) from None
         listening(_url(runner))
         await pool.start()
-        reaper = asyncio.create_task(reap_forever(pool, settings.reap_interval))
+        helpers += [
+            asyncio.create_task(reap_forever(pool, settings.reap_interval)),
+            asyncio.create_task(Watch(pool).run()),
+        ]
         yield pool
     finally:
-        if reaper is not None:
-            reaper.cancel()
+        for helper in helpers:
+            helper.cancel()
+        if helpers:
+            await asyncio.wait(helpers)
         await pool.close()
         await runner.cleanup()
 

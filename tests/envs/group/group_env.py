@@ -28,7 +28,8 @@ class GroupEnv(BaseEnv):
 
     def get_init_state(self, params: dict[str, Any]) -> dict[str, Any]:
         self.events.append("observed")
-        return {"state": [{"role": "user", "content": f"{self.made_in} {self.drawn}"}]}
+        content = "x" * 2**21 if self.task_id == "big" else f"{self.made_in} {self.drawn}"
+        return {"state": [{"role": "user", "content": content}]}
 
     def before_fork(self) -> None:
         self.events.append("before_fork")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -39,10 +40,13 @@ class OddEnv(BaseEnv):
             raise RuntimeError("raised in the constructor")
         if task_id == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if task_id == "cry":
+            self.do_cry("in creation")
         if task_id == "hang":
             time.sleep(1000)
         time.sleep(params.get("sleep", 0))
         self.said: list[str] = []
+        self.held: list[Any] = []
 
     @classmethod
     def warm(cls) -> None:
@@ -58,6 +62,10 @@ class OddEnv(BaseEnv):
         self.said.append(what)
         result: Any = getattr(self, f"do_{what}")(rest)
         reply = {"state": [{"role": "user", "content": result}], "reward": 0.0, "is_terminated": False, "info": {}}
+        if (what, rest) == ("large", "two"):
+            reply["state"] = [*reply["state"], {}]  # type: ignore[misc]
+        if (what, rest) == ("large", "nan"):
+            reply["reward"] = float("nan")
         return {**reply, **params.get("reply", {})} if what != "return" else result
 
     def do_history(self, rest: str) -> str:
@@ -129,21 +137,109 @@ class OddEnv(BaseEnv):
 
     def do_forge(self, rest: str) -> str:
         """Answer in the worker's stead, with what is no answer."""
-        frame = b'{"n": %d, "error": 5}' % (len(self.said) + 1)
-        return self.do_junk((len(frame).to_bytes(4, "big") + frame).decode("latin-1"))
+        return self.answer(b'{"error": 5}')
 
     def do_junk(self, rest: str) -> str:
-        """Write to every socket that is open: its own pipe."""
+        return self.write_to_pipe(rest.encode() or b"\x00\x00\x00\x05hello")
+
+    def answer(self, body: bytes) -> str:
+        """In a frame as the worker would send it: its first question was that of the create."""
+        number = len(self.said) + 1
+        return self.write_to_pipe(len(body).to_bytes(4, "big") + number.to_bytes(4, "big") + body)
+
+    def write_to_pipe(self, data: bytes) -> str:
+        """To every socket that is open."""
         for name in os.listdir("/proc/self/fd"):
             if os.path.exists(f"/proc/self/fd/{name}") and os.readlink(f"/proc/self/fd/{name}").startswith("socket"):
-                os.write(int(name), rest.encode() or b"\x00\x00\x00\x05hello")
+                os.write(int(name), data)
         return "wrote"
+
+    def do_eat(self, rest: str) -> str:
+        """Take so many MiB, all at once or bit by bit, and hold them."""
+        for _ in range(int(rest)):
+            self.held.append(b"\1" * 2**20)
+        return "full"
+
+    def do_eat_in_child(self, rest: str) -> int:
+        pid = os.fork()
+        if pid == 0:
+            self.do_eat(rest)
+            time.sleep(1000)
+            os._exit(0)
+        return pid
+
+    def do_fork(self, rest: str) -> str:
+        """Have so many children."""
+        for _ in range(int(rest)):
+            if os.fork() == 0:
+                time.sleep(1000)
+                os._exit(0)
+        return "forked"
+
+    def do_fill(self, rest: str) -> str:
+        """Write so many MiB, to files of one each."""
+        for number in range(int(rest)):
+            with open(f"{number}.dat", "wb") as file:
+                file.write(b"x" * 2**20)
+        return "filled"
+
+    def do_fill_removed(self, rest: str) -> str:
+        """The same, to a file that has no name any more."""
+        self.file = open("removed.dat", "wb")  # noqa: SIM115 - it stays open
+        os.unlink("removed.dat")
+        for _ in range(int(rest)):
+            self.file.write(b"x" * 2**20)
+            self.file.flush()
+        return "filled"
+
+    def do_file(self, rest: str) -> str:
+        """Write one file of so many MiB."""
+        with open("one.dat", "wb") as file:
+            for _ in range(int(rest)):
+                file.write(b"x" * 2**20)
+        return "filled"
+
+    def do_open(self, rest: str) -> str:
+        with contextlib.ExitStack() as stack:  # where it fails, none stays open
+            for _ in range(int(rest)):
+                stack.enter_context(open(os.devnull))
+            self.held.append(stack.pop_all())
+        return "opened"
+
+    def do_cry(self, rest: str) -> str:
+        """Say last words and die."""
+        print("first words")
+        print(rest, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    def do_segfault(self, rest: str) -> str:
+        import ctypes
+
+        return str(ctypes.string_at(0))
+
+    def do_shout(self, rest: str) -> str:
+        """Print so many MiB."""
+        for number in range(int(rest)):
+            print("x" * (2**20 - 20), number, flush=True)
+        return "shouted"
 
     def do_surrogate(self, rest: str) -> str:
         return "half \ud800 a pair"
 
     def do_big(self, rest: str) -> str:
         return "x" * int(rest)
+
+    def do_measure(self, rest: str) -> int:
+        return len(rest)
+
+    def do_large(self, rest: str) -> str:
+        """Answer at length, and wrongly."""
+        if rest == "raise":
+            raise RuntimeError("x" * 2**20)
+        if rest == "junk":
+            return self.answer(b'{"data": ' + b"x" * 2**20)
+        return "x" * 2**20
 
     def do_return(self, rest: str) -> Any:
         return {
