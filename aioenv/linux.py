@@ -19,9 +19,9 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")
 
 
-def become_subreaper() -> None:
-    """Descendants that lose their parent become this process's children."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+def set_subreaper(on: bool) -> None:
+    """Whether descendants that lose their parent become this process's children. Not inherited by a fork."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
 
 
 def die_with_parent(signal_number: int, parent: int) -> None:

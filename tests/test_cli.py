@@ -53,7 +53,9 @@ def test_bad_options_exit_with_2_and_name_the_option() -> None:
 def test_envs_lists_what_is_known() -> None:
     done = run("envs", "--env-dir", str(ENVS))
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["appworld", "broken", "echo", "group", "odd"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "appworld", "bad", "broken", "count", "echo", "group", "odd",
+    ]  # fmt: skip
 
 
 def test_help_groups_and_explains_the_options() -> None:

@@ -24,7 +24,16 @@ from conftest import Server
 
 from aioenv.client import EnvClient, Score
 from aioenv.client.retry import Failure, Policy, next_delay, repeatable, to_report
-from aioenv.errors import AtCapacity, BadRequest, CallFailed, Draining, EnvError, InstanceGone, StepTimeout
+from aioenv.errors import (
+    AtCapacity,
+    BadRequest,
+    CallFailed,
+    Draining,
+    EnvError,
+    InstanceGone,
+    StepTimeout,
+    UnknownInstance,
+)
 from aioenv.schema import ActionMessage
 
 CREATED = {
@@ -157,10 +166,10 @@ GOOD = {
 }
 
 
-def error_of(result: Any) -> dict[str, Any]:
+def error_of(result: Any, terminated: bool = False) -> dict[str, Any]:
     """`info.error` of a create's or step's fallback, once it is sure that it is one."""
     assert result["info"]["fallback"] is True
-    assert (result["reward"], result["is_terminated"]) == (0.0, False)
+    assert (result["reward"], result["is_terminated"]) == (0.0, terminated)
     error: dict[str, Any] = result["info"]["error"]
     assert set(error) == {"code", "message", "retryable", "instance_gone", "status", "tries", "seconds"}
     return error
@@ -387,7 +396,7 @@ async def test_the_server_s_own_error_reaches_the_fallback_word_for_word(server:
     server.acts = [reply(raised.payload(), raised.status)]
     async with client_of(server) as client:
         result = await client.step("i1", {"content": "x"})
-    error = error_of(result)
+    error = error_of(result, terminated=raised.instance_gone)
     assert error.pop("seconds") >= 0
     assert error == {
         "code": raised.code,
@@ -597,6 +606,51 @@ async def test_a_step_s_fallback_says_what_became_of_the_action(server: Scripted
         assert "has ended" in (await client.step("i1"))["state"][0]["content"]
         server.acts = [reply(EnvError("boom").payload(), 500)]
         assert "no observation" in (await client.step("i1"))["state"][0]["content"]
+
+
+@pytest.mark.parametrize("raised", [InstanceGone("idle"), StepTimeout("slow"), UnknownInstance("restarted")])
+async def test_a_worker_is_told_to_stop_where_no_step_will_succeed_any_more(server: Scripted, raised: Any) -> None:
+    server.acts = [reply(raised.payload(), raised.status)]
+    async with client_of(server) as client, client_of(server, terminate_when_gone=False) as reference:
+        assert (await client.step("i1"))["is_terminated"] is True
+        assert (await reference.step("i1"))["is_terminated"] is False
+        server.acts = [reply(EnvError("boom").payload(), 500)]
+        assert (await client.step("i1"))["is_terminated"] is False
+
+
+async def test_what_a_client_goes_through_is_counted_and_told(server: Scripted) -> None:
+    told = []
+
+    def on_failure(route: str, subject: str, error: CallFailed) -> None:
+        told.append((route, subject, error.code))
+        raise RuntimeError("a callback that fails is no failure of the call")
+
+    replayed = {**STEPPED, "info": {**STEPPED["info"], "replayed": True}}
+    server.acts = [ok(CREATED), FULL, ok(replayed), reply(EnvError("boom").payload(), 500), reset]
+    async with client_of(server, on_failure=on_failure) as client:
+        await client.create_instance("echo", "t1")
+        await client.step("i1")
+        assert client.stats.fallbacks == 0
+        await client.step("i1")
+        await client.evaluate("i1")
+        await client.step("")
+    stats = client.stats.to_dict()
+    assert stats.pop("seconds") > 0
+    assert stats == {
+        "calls": 5,
+        "tries": 7,
+        "retried": 1,
+        "replayed": 1,
+        "fallbacks": 3,
+        "failures/bad_request": 1,
+        "failures/env_error": 1,
+        "failures/reply_lost": 1,
+    }
+    assert told == [
+        ("/step", "instance_id i1", "env_error"),
+        ("/evaluate", "instance_id i1", "reply_lost"),
+        ("/step", "", "bad_request"),
+    ]
 
 
 async def test_two_fallbacks_share_nothing(nobody: str) -> None:

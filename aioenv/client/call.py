@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from aioenv.client.request import encode
 from aioenv.client.retry import Failure, Policy, next_delay, repeatable, to_report
+from aioenv.client.stats import OnFailure, Stats, tell
 from aioenv.client.transport import Transport
 from aioenv.errors import CallFailed
 
@@ -27,7 +28,17 @@ uniform = random.Random().uniform
 class Caller:
     """Makes the calls of one client. `timeout` is the limit of each try in seconds."""
 
-    def __init__(self, transport: Transport, policy: Policy, *, timeout: float, raises: bool) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        policy: Policy,
+        *,
+        timeout: float,
+        raises: bool,
+        on_failure: OnFailure | None = None,
+    ) -> None:
+        self.stats = Stats()
+        self._on_failure = on_failure
         self._transport = transport
         self._policy = policy
         self.timeout = timeout
@@ -49,6 +60,7 @@ class Caller:
         may raise WrongShape. Raises CallFailed where the client was asked to raise, and else nothing.
         """
         began = time.monotonic()
+        self.stats.calls += 1
         tries = self._policy.tries if max_retry is None else max_retry
         try:
             if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
@@ -56,9 +68,10 @@ class Caller:
             # Encoded once: each try sends the same bytes and the same request_id, whatever the caller does to its
             # objects meanwhile.
             content = encode(sent := {**body(), "request_id": uuid.uuid4().hex})
-            called = _called(route, sent)
+            subject = _subject(sent)
         except Exception as error:  # besides BadRequest, whatever the caller's own mappings raise
-            return self._give_up(route, Failure("bad_request", str(error) or repr(error)), 0, began, failed, False)
+            failure = Failure("bad_request", str(error) or repr(error))
+            return self._give_up(route, "", failure, 0, began, failed, False)
         failures: list[Failure] = []
         done = 0
         while True:
@@ -66,7 +79,9 @@ class Caller:
             if outcome is None:
                 outcome = await self._transport.post(route, content, timeout=self._left(began), shape=shape)
                 done += 1
+                self.stats.tries += 1
             if not isinstance(outcome, Failure):
+                self._count(outcome[0], done, began)
                 return outcome[0]
             failures.append(outcome)
             delay = await self._delay(outcome, idempotent, tries, done, began)
@@ -74,10 +89,10 @@ class Caller:
                 failure = to_report(failures, idempotent=idempotent)
                 safe = idempotent or self._transport.keeps_replies
                 again = repeatable(failure, self._policy, idempotent=safe)
-                return self._give_up(called, failure, done, began, failed, again)
+                return self._give_up(route, subject, failure, done, began, failed, again)
             logger.warning(
                 "%s: try %d of %d failed, next in %.1f s: %s: %s",
-                called,
+                f"{route}{subject}",
                 done,
                 tries,
                 delay,
@@ -85,6 +100,12 @@ class Caller:
                 outcome.message,
             )
             await asyncio.sleep(delay)
+
+    def _count(self, result: Any, tries: int, began: float) -> None:
+        self.stats.seconds += time.monotonic() - began
+        self.stats.retried += tries > 1
+        if isinstance(result, dict) and isinstance(result.get("info"), dict):
+            self.stats.replayed += result["info"].get("replayed") is True
 
     async def _delay(self, failure: Failure, idempotent: bool, tries: int, done: int, began: float) -> float | None:
         """Seconds until the next try, or None to give up. An action may be sent again to a server that will not run it
@@ -110,7 +131,8 @@ class Caller:
 
     def _give_up(
         self,
-        called: str,
+        route: str,
+        subject: str,
         failure: Failure,
         tries: int,
         began: float,
@@ -118,7 +140,9 @@ class Caller:
         retryable: bool,
     ) -> T:
         seconds = time.monotonic() - began
-        logger.error("%s failed (%d tries, %.1f s): %s: %s", called, tries, seconds, failure.code, failure.message)
+        logger.error(
+            "%s failed (%d tries, %.1f s): %s: %s", f"{route}{subject}", tries, seconds, failure.code, failure.message
+        )
         error = CallFailed(
             failure.message,
             code=failure.code,
@@ -128,12 +152,15 @@ class Caller:
             tries=tries,
             seconds=seconds,
         )
+        self.stats.failures[error.code] += 1
+        self.stats.seconds += seconds
+        tell(self._on_failure, route, subject.strip(" ()"), error)
         if self._raises:
             raise error
         return failed(error)
 
 
-def _called(route: str, body: Mapping[str, Any]) -> str:
-    """A call as the log names it: among hundreds of episodes one looks for the instance."""
+def _subject(body: Mapping[str, Any]) -> str:
+    """What a call is about, as the log names it: among hundreds of episodes one looks for the instance."""
     subjects = [f"{key} {body[key]}" for key in ("instance_id", "task_id") if body.get(key)]
-    return f"{route} ({', '.join(subjects)})" if subjects else route
+    return f" ({', '.join(subjects)})" if subjects else ""

@@ -8,8 +8,10 @@ arguments ─▶ request (bytes) ─▶ call ─▶ transport (one exchange) ─
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -17,9 +19,17 @@ from aioenv.client import fallback, reply, request
 from aioenv.client.call import Caller, uniform
 from aioenv.client.fallback import Score
 from aioenv.client.retry import Policy
+from aioenv.client.rollout import Agent, TaskLike, rollout
+from aioenv.client.session import Session
+from aioenv.client.stats import OnFailure, Stats
 from aioenv.client.transport import Transport
 from aioenv.errors import CallFailed
-from aioenv.schema import Message
+from aioenv.schema import Message, Trajectory
+
+# Seconds that releases have to end when the client is closed.
+_RELEASE_GRACE = 5.0
+# Seconds that the end of a session waits for its release.
+_RELEASE_PATIENCE = 30.0
 
 
 class EnvClient:
@@ -45,6 +55,9 @@ class EnvClient:
     min_backoff, max_backoff  bounds of the waits between tries
     max_retry_after           the most that a server's Retry-After is honoured
     token                     sent as `Authorization: Bearer`
+    terminate_when_gone       whether the fallback of a step on an instance that is gone for good says `is_terminated`,
+                              so that a worker stops; AgentEvolver's own client never does
+    on_failure                called with route, instance or task, and CallFailed for each call that fails for good
     """
 
     def __init__(
@@ -62,6 +75,8 @@ class EnvClient:
         max_retry_after: float = 60.0,
         retry_unsafe: bool = False,
         on_error: Literal["fallback", "raise"] = "fallback",
+        terminate_when_gone: bool = True,
+        on_failure: OnFailure | None = None,
     ) -> None:
         parts = urlsplit(base_url)
         _ = parts.port  # raises ValueError where it is no port
@@ -76,11 +91,18 @@ class EnvClient:
             raise ValueError(f"time-outs must be over 0, not {drawn!r} and {connect_timeout!r}")
         policy = Policy(tries, min_backoff, max_backoff, max_retry_after, deadline, retry_unsafe)
         self._transport = Transport(base_url, token=token, connect_timeout=connect_timeout)
-        self._caller = Caller(self._transport, policy, timeout=drawn, raises=on_error == "raise")
+        self._caller = Caller(self._transport, policy, timeout=drawn, raises=on_error == "raise", on_failure=on_failure)
+        self._terminate_when_gone = terminate_when_gone
+        self._releases: set[asyncio.Task[None]] = set()
 
     @property
     def base_url(self) -> str:
         return self._transport.base_url
+
+    @property
+    def stats(self) -> Stats:
+        """Counters of calls, tries and failures."""
+        return self._caller.stats
 
     @property
     def timeout(self) -> float:
@@ -94,7 +116,12 @@ class EnvClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections. Calls in flight and later ones fail with `client_closed`; harmless if repeated."""
+        """Close all connections. Calls in flight and later ones fail with `client_closed`; harmless if repeated.
+
+        Releases of sessions that were cancelled are waited for, for a few seconds.
+        """
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=_RELEASE_GRACE)
         await self._transport.close()
 
     async def get_env_profile(
@@ -153,7 +180,7 @@ class EnvClient:
             "/step",
             lambda: _on_instance(instance_id, action, params),
             reply.stepped,
-            lambda error: fallback.step(instance_id, error),
+            lambda error: fallback.step(instance_id, error, self._terminate_when_gone),
             max_retry,
             idempotent=False,
         )
@@ -199,6 +226,37 @@ class EnvClient:
             return {"instance_id": request.text(instance_id, "instance_id")}
 
         return await self._caller.call("/release", body, reply.released, lambda error: False, max_retry)
+
+    async def release_soon(self, instance_id: str) -> None:
+        """Release, for a `finally`: it goes on by itself where the caller is cancelled meanwhile, or it takes long.
+
+        Raises nothing else: a failure is logged, and the service reaps what is idle.
+        """
+
+        async def release() -> None:
+            with contextlib.suppress(CallFailed):
+                await self.release_instance(instance_id)
+
+        task = asyncio.create_task(release())
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+        await asyncio.wait([task], timeout=_RELEASE_PATIENCE)
+
+    def session(
+        self,
+        env_type: str,
+        task_id: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        instance_id: str | None = None,
+        patience: float = 600.0,
+    ) -> Session:
+        """An episode to use with `async with`; see `Session`."""
+        return Session(self, env_type, task_id, params=params, instance_id=instance_id, patience=patience)
+
+    def rollout(self, agent: Agent, tasks: Iterable[TaskLike], **options: Any) -> AsyncGenerator[Trajectory, None]:
+        """Play many episodes at once: yields their trajectories as they end; see `aioenv.client.rollout.rollout`."""
+        return rollout(self, agent, tasks, **options)
 
     async def healthz(self, timeout: float = 10.0) -> bool:
         """Whether the service lives. One try; never raises."""

@@ -10,6 +10,8 @@ from typing import Any
 
 from aioenv.errors import CallFailed
 
+# The instance will never answer again: it ended, or the server that had it did.
+_GONE = {"instance_gone", "unknown_instance", "step_timeout"}
 _NOT_RUN = {"connection_failed", "bad_request", "at_capacity", "starting", "draining"}
 _UNKNOWN = {"reply_lost", "timeout", "http_error", "bad_reply", "client_closed", "client_bug"}
 
@@ -61,9 +63,13 @@ def create(instance_id: str, task_id: str, error: CallFailed) -> dict[str, Any]:
     }
 
 
-def step(instance_id: str, error: CallFailed) -> dict[str, Any]:
-    """One message that says whether the action ran, as far as that is known."""
-    if error.instance_gone:
+def step(instance_id: str, error: CallFailed, terminates: bool) -> dict[str, Any]:
+    """One message that says whether the action ran, as far as that is known.
+
+    If it `terminates`, it says `is_terminated` where the instance is gone for good: no step will succeed any more.
+    """
+    gone = error.instance_gone or error.code in _GONE
+    if gone:
         outcome = "The environment has ended and takes no more actions."
     elif error.tries == 0 or error.code in _NOT_RUN:
         outcome = "The action was not run."
@@ -76,6 +82,6 @@ def step(instance_id: str, error: CallFailed) -> dict[str, Any]:
             {"role": "assistant", "content": f"The step failed ({error.code}). {outcome}", "tool_calls": []},
         ],
         "reward": 0.0,
-        "is_terminated": False,
+        "is_terminated": gone and terminates,
         "info": {"instance_id": instance_id, "task_id": "", "fallback": True, "error": describe(error)},
     }

@@ -266,8 +266,12 @@ class Instance:
     @property
     def cause(self) -> str:
         """Why it ended, or is about to, and its last words as far as they are known."""
+        return f"{self.life.cause}{self.words_so_far}"
+
+    @property
+    def words_so_far(self) -> str:
         task = self._last_words
-        return f"{self.life.cause}{task.result() if task is not None and task.done() else ''}"
+        return task.result() if task is not None and task.done() else ""
 
     def gone_error(self) -> InstanceGone:
         return InstanceGone(f"instance {self.id} is gone: {self.cause}")
@@ -290,8 +294,9 @@ class Instance:
 
 
 def last_line(error: BaseException) -> str:
-    """Of a traceback: the exception itself."""
-    return str(error).strip().rpartition("\n")[2]
+    """Of a traceback: the exception itself, shortened."""
+    lines = [line for line in str(error).splitlines() if line and line[0] not in " +|"]  # but for a group's branches
+    return lines[-1][:300] if lines else ""
 
 
 def _json(value: Any) -> bytes:

@@ -80,7 +80,7 @@ class Jobs:
     async def close(self) -> None:
         if self._executor is not None:
             executor, self._executor = self._executor, None
-            _end(executor)
+            _kill(executor)
             await asyncio.to_thread(executor.shutdown, wait=True)
 
 
@@ -96,9 +96,13 @@ def _executor(workers: int) -> ProcessPoolExecutor:
 
 def _end(executor: ProcessPoolExecutor) -> None:
     """Kill its processes: what else runs in it gets BrokenProcessPool."""
+    _kill(executor)
+    executor.shutdown(wait=False)
+
+
+def _kill(executor: ProcessPoolExecutor) -> None:
     for process in list((executor._processes or {}).values()):
         process.kill()
-    executor.shutdown(wait=False)
 
 
 async def _submit(executor: ProcessPoolExecutor, job: Job, *args: Any) -> dict[str, Any]:

@@ -49,8 +49,8 @@ log = logging.getLogger("aioenv.pool")
 TOMBSTONE_TTL = 3600.0
 TOMBSTONES = 10_000
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
-# Seconds from the end of an instance to looking for what it left: those of the meantime are looked for together.
-SWEEP_DELAY = 0.2
+# How often what worlds left behind is looked for again, as it may make more of its kind, and seconds in between.
+SWEEP_ROUNDS, SWEEP_PAUSE = 50, 0.02
 
 
 @dataclass
@@ -87,7 +87,8 @@ class Pool:
         self._root: WorkerProcess | None = None
         self._endings: set[asyncio.Task[None]] = set()
         self._draining = False
-        self._sweeping: asyncio.Task[None] | None = None
+        self._next_sweep: asyncio.Task[None] | None = None
+        self._sweep_lock = asyncio.Lock()
         self._scratch: Scratch | None = None
 
     # -- for watch.py ------------------------------------------------------------------------------------------------
@@ -187,8 +188,6 @@ class Pool:
         await asyncio.gather(*(template.close() for template in self._templates.values()))
         await self._jobs.close()
         await self.bodies.close()
-        if self._sweeping is not None:
-            await asyncio.wait([self._sweeping])
         if self._root is not None:
             self._root.kill("the server shut down")
             await self._root.ended
@@ -392,6 +391,8 @@ class Pool:
             await instance.end_process(self.settings.keep_outputs is not None)
             if instance.died:
                 await instance.last_words()
+            if instance.process is not None:
+                await self._sweep()  # before its folder goes: they may write there
             await asyncio.to_thread(self._clear_folder, instance)
         except Exception:
             log.exception("ending instance %s left something behind", instance.id)
@@ -405,7 +406,6 @@ class Pool:
             instance.gone.set()
             if instance.process is not None:
                 self._log_end(instance)
-                self._sweep_soon()
 
     def _bury(self, instance: Instance) -> None:
         instance.replays.shrink_for_end()
@@ -418,29 +418,37 @@ class Pool:
         life = instance.life
         log.log(
             logging.WARNING if instance.died and instance.has_lived else logging.INFO,
-            "instance %s (%s, task %s) ended after %d steps: %s; it was %s",
+            "instance %s (%s, task %s) ended after %d steps: %s; it was %s%s",
             instance.id,
             instance.env,
             instance.task_id,
             instance.steps,
-            instance.cause,
+            life.cause,
             life.told,
+            instance.words_so_far,
         )
 
-    def _sweep_soon(self) -> None:
-        """End what worlds left behind (daemons with a session of their own), until a round finds nothing."""
-        if self._sweeping is None or self._sweeping.done():
-            self._sweeping = asyncio.create_task(self._sweep())
-
     async def _sweep(self) -> None:
-        try:
-            found = 1
-            while found:
-                await asyncio.sleep(SWEEP_DELAY)
-                living = [str(instance.folder) for instance in self._instances.values() if instance.folder]
-                found = await self._living_root().sweep(living)
-        except (WorkerDied, AioenvError) as error:
-            log.warning("could not look for processes that worlds left behind: %s", error)
+        """End what worlds whose process is gone left behind (daemons with a session of their own).
+
+        A sweep is for all who asked before it began.
+        """
+        if self._next_sweep is None:
+            self._next_sweep = asyncio.create_task(self._sweep_all())
+        await asyncio.shield(self._next_sweep)
+
+    async def _sweep_all(self) -> None:
+        async with self._sweep_lock:
+            self._next_sweep = None
+            try:
+                for _ in range(SWEEP_ROUNDS):
+                    living = [str(one.folder) for one in self.living() if one.process and not one.process.ended.done()]
+                    if not await self._living_root().sweep(living):
+                        return
+                    await asyncio.sleep(SWEEP_PAUSE)
+                log.warning("worlds left processes behind that go on making others")
+            except (WorkerDied, AioenvError) as error:
+                log.warning("could not look for processes that worlds left behind: %s", error)
 
     def _clear_folder(self, instance: Instance) -> None:
         """In a thread."""

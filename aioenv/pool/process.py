@@ -240,6 +240,8 @@ class WorkerProcess(asyncio.Protocol):
         if self._reason is None:
             self._reason = reason
         self._cut()
+        if self._transport is not None:
+            self._transport.abort()  # nothing that it says counts any more, and it may have much to say
         loop = asyncio.get_running_loop()
         loop.call_later(KILL_GRACE, self._kill_by_pid)
         # The last resort, where nobody reports its exit and a stranger holds its pipe open: nothing waits for ever.

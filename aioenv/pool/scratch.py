@@ -9,11 +9,11 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Callable
+import uuid
 from pathlib import Path
-from typing import Any
 
 from aioenv.errors import AtCapacity
 
@@ -76,23 +76,59 @@ def _is_left_over(folder: Path) -> bool:
 
 def remove(path: Path) -> None:
     """Remove a folder, or what a world has put in its place; links are not followed. What can't be is logged."""
+    for last_try in (False, True):
+        try:
+            if path.is_dir() and not path.is_symlink():
+                _remove_folder(str(path))
+            else:
+                path.unlink(missing_ok=True)
+            return
+        except OSError as error:  # a process that is about to die may write there still
+            if last_try:
+                log.error("%s could not be removed: %s", path, error)
+            time.sleep(0.05)
+
+
+def _remove_folder(top: str) -> None:
+    """However deep it is: what is deeper than a level is moved up first, so that no path and no recursion gets long."""
+    top_fd = _open_folder(top)
     try:
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.exists():
-            shutil.rmtree(path, onerror=_make_writable)
-    except OSError as error:
-        log.error("%s could not be removed: %s", path, error)
+        names, moved = [""], 0
+        while names:
+            name = names.pop()
+            fd = _open_folder(name, top_fd) if name else os.dup(top_fd)
+            try:
+                for entry in os.listdir(fd):
+                    if not stat.S_ISDIR(os.stat(entry, dir_fd=fd, follow_symlinks=False).st_mode):
+                        os.unlink(entry, dir_fd=fd)
+                    elif name:
+                        moved += 1
+                        up = f".{moved}.{uuid.uuid4().hex}"
+                        _make_movable(entry, fd)
+                        os.rename(entry, up, src_dir_fd=fd, dst_dir_fd=top_fd)
+                        names.append(up)
+                    else:
+                        names.append(entry)
+            finally:
+                os.close(fd)
+            if name:
+                os.rmdir(name, dir_fd=top_fd)
+    finally:
+        os.close(top_fd)
+    os.rmdir(top)
 
 
-def _make_writable(function: Callable[..., Any], path: str, error: Any) -> None:
-    """The world may have taken permissions away: give them back, and try once more."""
-    if isinstance(error[1], FileNotFoundError):
-        return
-    os.chmod(os.path.dirname(path), 0o700)
-    if not os.path.islink(path):
-        os.chmod(path, 0o700)
-    if function in (os.open, os.scandir, os.lstat):  # a folder that could not be entered
-        shutil.rmtree(path)
-    else:
-        function(path)
+def _open_folder(name: str, dir_fd: int | None = None) -> int:
+    """With the permissions to empty it, which the world may have taken away."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        fd = os.open(name, flags, dir_fd=dir_fd)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=dir_fd)
+        fd = os.open(name, flags, dir_fd=dir_fd)
+    os.fchmod(fd, 0o700)
+    return fd
+
+
+def _make_movable(name: str, dir_fd: int) -> None:
+    os.close(_open_folder(name, dir_fd))  # its link to its parent changes, which takes permissions

@@ -102,7 +102,7 @@ class Watch:
             self._measure_from.clear()  # of the living it is found out anew
         if worlds:
             root, known = self._pool.family()
-            usages = await asyncio.to_thread(look_at, worlds, root, known, self._limits.memory is not None)
+            usages = await asyncio.to_thread(look_at, worlds, root, known, self._limits)
             for instance_id, usage in usages.items():
                 self._judge(instance_id, worlds[instance_id].pid, usage)
 
@@ -164,7 +164,7 @@ async def _repeat(look: Callable[[], Awaitable[None]], what: str) -> None:
             log.exception("a look at %s failed; the next one is in %g s", what, LOOK_INTERVAL)
 
 
-def look_at(worlds: dict[str, World], root: int, known: set[int], measure: bool) -> dict[str, Usage]:
+def look_at(worlds: dict[str, World], root: int, known: set[int], limits: Limits) -> dict[str, Usage]:
     """What each world uses, by its id. To be run in a thread. `known` are the pids that are no strays of a world's."""
     strays: dict[str, list[int]] = {}
     for pid in set(linux.children_of(root)) - known:
@@ -177,11 +177,14 @@ def look_at(worlds: dict[str, World], root: int, known: set[int], measure: bool)
         for pid in (world.pid, *strays.get(str(world.folder), ())):
             pids += [pid, *linux.descendants_of(pid)]
         resident, memory = 0, None
-        if measure:
+        if limits.memory is not None:
             resident = sum(linux.resident_memory(pid) or 0 for pid in set(pids))
             if resident > world.measure_from:
                 memory = sum(linux.private_memory(pid) or 0 for pid in set(pids))
-        usages[name] = Usage(len(set(pids)), resident, memory)
+        count = len(set(pids))
+        if count > limits.processes:  # but for those that have ended, if nobody has reaped them
+            count = sum(bool(linux.resident_memory(pid)) for pid in set(pids))
+        usages[name] = Usage(count, resident, memory)
     return usages
 
 

@@ -36,7 +36,7 @@ from typing import Any
 from aioenv.envs.base import BaseEnv
 from aioenv.envs.registry import EnvSpec
 from aioenv.errors import BadRequest, UnknownTask
-from aioenv.linux import become_subreaper, children_of, collapse_memory
+from aioenv.linux import children_of, collapse_memory, set_subreaper
 from aioenv.pool import lifeline
 from aioenv.pool.confine import Confinement, confine
 from aioenv.pool.wire import EXIT_REPORT, FRAME_LIMIT, Channel, pack
@@ -44,6 +44,8 @@ from aioenv.pool.worldlog import LOG_NAME
 
 # In a world's environment: its folder. Tells whose the processes are that it starts.
 HOME_VARIABLE = "AIOENV_WORLD_FOLDER"
+# Characters of an error's message.
+MESSAGE_LIMIT = 2**16
 
 
 class Worker:
@@ -107,10 +109,8 @@ class Worker:
     def _answer(self, act: Callable[[dict[str, Any]], Any], frame: dict[str, Any]) -> dict[str, Any]:
         try:
             return {"data": act(frame)}
-        except (BadRequest, UnknownTask) as error:
-            return {"error": {"code": error.code, "message": str(error)}}
-        except BaseException:  # a stray SystemExit or KeyboardInterrupt of env code must not end the world either
-            return {"error": {"code": "env_error", "message": traceback.format_exc()}}
+        except BaseException as error:  # a stray SystemExit or KeyboardInterrupt of env code must not end it either
+            return {"error": _described(error)}
 
     # -- acts --------------------------------------------------------------------------------------------------------
 
@@ -137,6 +137,7 @@ class Worker:
         """Become a group's template: from here on, be copied and nothing else."""
         assert self.env is not None
         self.env.before_fork()
+        set_subreaper(False)  # what its copies leave behind is the root's
         _settle()
         self._children = ChildWatch()
 
@@ -205,6 +206,8 @@ class Worker:
             confinement = Confinement(**frame["limits"])
             self.answer_limit = confinement.answer
             confine(confinement)
+            # A world's own daemons stay its own, until it ends. Then they become the root's, which ends them.
+            set_subreaper(True)
 
 
 class ChildWatch:
@@ -260,15 +263,32 @@ def _settle() -> None:
     gc.freeze()
 
 
+def _described(error: BaseException) -> dict[str, str]:
+    """An answer's error. Whatever the exception's own methods do, and however much they say."""
+    try:
+        if isinstance(error, BadRequest | UnknownTask):
+            return {"code": error.code, "message": _shortened(str(error))}
+        return {"code": "env_error", "message": _shortened("".join(traceback.format_exception(error)))}
+    except BaseException:
+        return {"code": "env_error", "message": f"{type(error).__name__}, which can't be shown: its methods raise"}
+
+
+def _shortened(text: str) -> str:
+    cut = len(text) - MESSAGE_LIMIT
+    half = MESSAGE_LIMIT // 2
+    return text if cut <= 0 else f"{text[:half]}\n… {cut:,} characters left out …\n{text[-half:]}"
+
+
 def _encode(number: int, answer: dict[str, Any], limit: int) -> bytes:
+    """Its own classes may raise anything meanwhile, too."""
     try:
         return pack(number, answer, limit)
-    except Exception as error:
+    except BaseException as error:
         try:  # a model may print half a surrogate pair, which JSON text can't hold
             return pack(number, _without_surrogates(answer), limit)
-        except Exception:  # the env's own classes may raise anything
-            message = f"the env's answer can't be sent as JSON: {error}"
-            return pack(number, {"error": {"code": "env_error", "message": message}})
+        except BaseException:
+            message = f"the env's answer can't be sent as JSON: {_described(error)['message']}"
+            return pack(number, _without_surrogates({"error": {"code": "env_error", "message": message}}))
 
 
 def _without_surrogates(value: Any) -> Any:
@@ -321,7 +341,7 @@ def main() -> None:
     """
     pipe_fd = int(sys.argv[1])
     os.set_inheritable(pipe_fd, False)
-    become_subreaper()
+    set_subreaper(True)
     # For all that descend from this one: a crash tells where it was, and leaves no image of the memory on the disk.
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
