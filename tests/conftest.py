@@ -113,6 +113,21 @@ async def echo(tmp_path: Path) -> AsyncIterator[Server]:
         yield server
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For `-n 2 --dist loadgroup`: what shares a server stays together, and what takes longest begins first."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        group = "appworld" if fixtures & {"demo_build", "demo_root", "engine_twins"} else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+    if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        first = ("appworld", "test_chaos.py", "test_misbehaviour.py")
+        ranks = {group: rank for rank, group in enumerate(first)}
+        items.sort(key=lambda item: ranks.get(next(item.iter_markers("xdist_group")).args[0], len(first)))
+
+
 # -- AppWorld ----------------------------------------------------------------------------------------------------------
 
 

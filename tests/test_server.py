@@ -244,7 +244,7 @@ async def test_an_env_can_answer_404_and_400_to_a_create() -> None:
 
 
 async def test_503_at_capacity_until_one_is_released() -> None:
-    async with served("echo", limits={"max_instances": 2}) as server:
+    async with served("echo", limits={"max_instances": 2, "create_queue": 0}) as server:
         call = server.call
         assert (await call.get("readyz")).status == 200
         await call.create("one")
