@@ -54,6 +54,7 @@ class Settings:
     max_lifetime: float | None = None  # seconds after which it is, as soon as no call runs
     group_templates: int = 16  # worlds kept to be copied, one for each task that is being played
     group_ttl: float = 600.0  # seconds without a create after which such a world goes
+    checkpoint_ttl: float = 3600.0  # seconds that a checkpoint lives after it was made or last restored
     reap_interval: float = 30.0  # seconds
     stop_grace: float = 10.0  # seconds that running calls have to end when the server stops
     scratch: Path | None = None  # the folder for instances' folders; a temporary one if None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioenv.errors import EnvError, InstanceConflict
-from aioenv.pool.replay import KEPT_BYTES, KEPT_REPLIES, Replays
+from aioenv.pool.replay import KEPT_BYTES, KEPT_BYTES_AFTER_END, KEPT_REPLIES, Replays
 from aioenv.pool.replay import Reply as Kept
 
 
@@ -186,7 +186,7 @@ async def test_each_call_runs_once_and_gets_its_own_reply_or_is_refused(calls: l
                 with pytest.raises(InstanceConflict, match="not kept any more"):
                     await before.again(name, number)
     replays.shrink_for_end()
-    assert replays._bytes <= 2**16
+    assert replays._bytes <= KEPT_BYTES_AFTER_END
     assert replays._bytes == sum(call.size for call in replays._kept.values())
 
 

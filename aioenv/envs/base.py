@@ -89,12 +89,23 @@ class BaseEnv(ABC):
     def before_fork(self) -> None:
         """In a world about to be copied: end what a fork does not copy, threads and connections above all.
 
-        Called after `get_init_state`, in the group's template, once. It takes no calls from then on.
+        Called after `get_init_state` in a group's template, which takes no calls from then on; and between two calls
+        of a live world that is branched (`/fork`, `/checkpoint`), which goes on afterwards.
         """
 
     def after_fork(self) -> None:
-        """In the copy, before its first call: take up what `before_fork` ended, and renew what must not be shared.
+        """Take up what `before_fork` ended, and renew what must not be shared.
 
-        `instance_id` and the working directory are the copy's own already. Open files share their position with the
-        other copies; Python's `random` was reseeded by the fork, other libraries' generators were not.
+        In the copy, before its first call: `instance_id` and the working directory are its own already, with copies of
+        the source's files. In a live world that was copied, too, where these are as before. Open files share their
+        position with the other copies; Python's `random` was reseeded by the fork, so keep its state in `before_fork`
+        where a copy has to draw what its source draws; other libraries' generators are not reseeded.
+
+            def before_fork(self):
+                self.connection.close()
+                self.random_state = random.getstate()
+
+            def after_fork(self):
+                self.connection = connect(Path.cwd() / "shop.db")
+                random.setstate(self.random_state)
         """

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +58,8 @@ class Instance:
         self.call_in_flight: str | None = None
         self.created_at = self.last_used = self.call_began = time.monotonic()
         # The first reply: asked for again by a create with the same id.
-        self.initial: asyncio.Task[Reply] | None = None
+        self.initial: asyncio.Future[Reply] | None = None
+        self.branch_of: str | None = None  # the instance that it is a copy of
         # Set when process and folder are gone.
         self.gone = asyncio.Event()
         self.holds_slot = False
@@ -75,7 +77,8 @@ class Instance:
     @property
     def has_lived(self) -> bool:
         """Its creation succeeded, so that a caller may know of it."""
-        return self.initial is not None and self.initial.done() and self.initial.exception() is None
+        initial = self.initial
+        return initial is not None and initial.done() and not initial.cancelled() and initial.exception() is None
 
     @property
     def abandoned(self) -> bool:
@@ -83,8 +86,8 @@ class Instance:
         return all(gone() for gone in self.hung_up)
 
     def same_as(self, env: str, task_id: str, params: dict[str, Any]) -> bool:
-        # Compared as JSON, where 1, 1.0 and true are not the same.
-        return (self.env, self.task_id, _json(self.params)) == (env, task_id, _json(params))
+        # Compared as JSON, where 1, 1.0 and true are not the same. A branch has no first state of its own.
+        return self.branch_of is None and (self.env, self.task_id, _json(self.params)) == (env, task_id, _json(params))
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -97,13 +100,26 @@ class Instance:
         limit = self._limits.create_timeout
         if initial is None:
             made = process.call("create", instance_id=self.id, task_id=self.task_id, params=self.params)
-            initial = await self._within(limit, "create", made)
+            initial = await self.within(limit, "create", made)
         else:
-            await self._within(limit, "create", process.call("wake", instance_id=self.id))
+            await self.within(limit, "create", process.call("wake", instance_id=self.id))
         reply = await self._shape(replies.initial_reply, initial, self.id, self.task_id)
         self.life.to(State.READY)
         self.last_used = time.monotonic()
         return reply
+
+    async def wake(self, steps: int) -> None:
+        """As `begin`, for a copy of an instance that had taken `steps`. Raises what the env raised, InstanceGone."""
+        assert self.process is not None
+        await self.within(self._limits.create_timeout, "fork", self.process.call("wake", instance_id=self.id))
+        self.steps = steps
+
+    def has_begun(self) -> None:
+        """A copy takes calls from here on."""
+        self.life.to(State.READY)
+        self.last_used = time.monotonic()
+        assert self.initial is not None
+        self.initial.set_result(Reply(b"null"))
 
     async def call(self, op: str, messages: Messages, params: dict[str, Any], request_id: str | None = None) -> Reply:
         """`step`, `evaluate` or `get_info`. With a `request_id` it is run once, and asked for as often as one likes.
@@ -113,14 +129,19 @@ class Instance:
         """
         if request_id is None:
             return await self._call(op, messages, params)
-        what = call_print(op, messages, params)
+        return await self.once(request_id, call_print(op, messages, params), lambda: self._call(op, messages, params))
+
+    async def once(self, request_id: str | None, what: int, run: Callable[[], Awaitable[Reply]]) -> Reply:
+        """What `run` gives, or gave for the same `request_id` before; `what` tells calls apart."""
+        if request_id is None:
+            return await run()
         before = self.replays.find(request_id)
         if before is not None:
             return await before.again(request_id, what)
         self.replays.begin(request_id, what)
-        outcome: Reply | AioenvError = InternalError(f"the call of {op} on instance {self.id} was broken off")
+        outcome: Reply | AioenvError = InternalError(f"the call on instance {self.id} was broken off")
         try:
-            outcome = await self._call(op, messages, params)
+            outcome = await run()
             return outcome
         except AioenvError as error:
             outcome = error
@@ -131,30 +152,16 @@ class Instance:
     async def _call(self, op: str, messages: Messages, params: dict[str, Any]) -> Reply:
         limit = self._limit(op, params)
         asked = time.monotonic()
-        if self.initial is not None and not self.initial.done():
-            await asyncio.wait([self.initial])
-        async with self.turn:
-            if not self.life.takes_calls or self.process is None:
-                if self.died:
-                    await self.last_words()
-                raise self.gone_error()
-            self.life.to(State.BUSY)
-            self.call_in_flight = op
-            self.call_began = time.monotonic()
+        async with self.hold(op) as process:
             queued = self.call_began - asked
             try:
-                data = await self._within(limit, op, self.process.call(op, messages=messages, params=params))
+                data = await self.within(limit, op, process.call(op, messages=messages, params=params))
             except EnvError as error:
                 self._count(op)  # the world was given the action, whatever came of it
                 self._log_raised(op, error)
                 raise
-            finally:
-                self.call_in_flight = None
-                self.last_used = time.monotonic()
-                ran = self.last_used - self.call_began
-                if self.life.state is State.BUSY:
-                    self.life.to(State.READY)
             step = self._count(op)
+        ran = self.last_used - self.call_began
         try:
             if op == "step":
                 reply = await self._shape(replies.step_reply, data, self.id, self.task_id, step)
@@ -165,6 +172,27 @@ class Instance:
             raise
         reply.queued, reply.ran = queued, ran
         return reply
+
+    @contextlib.asynccontextmanager
+    async def hold(self, op: str) -> AsyncIterator[WorkerProcess]:
+        """Its process, when all calls that came before have ended, and for nobody else. Raises InstanceGone."""
+        if self.initial is not None and not self.initial.done():
+            await asyncio.wait([self.initial])
+        async with self.turn:
+            if not self.life.takes_calls or self.process is None:
+                if self.died:
+                    await self.last_words()
+                raise self.gone_error()
+            self.life.to(State.BUSY)
+            self.call_in_flight = op
+            self.call_began = time.monotonic()
+            try:
+                yield self.process
+            finally:
+                self.call_in_flight = None
+                self.last_used = time.monotonic()
+                if self.life.state is State.BUSY:
+                    self.life.to(State.READY)
 
     def _limit(self, op: str, params: dict[str, Any]) -> float:
         """Seconds. A step may ask for less than the server's limit."""
@@ -197,7 +225,7 @@ class Instance:
             raise InstanceGone(f"instance {self.id} is gone: {cause}") from None
         return reply
 
-    async def _within(self, limit: float, op: str, call: Awaitable[T]) -> T:
+    async def within(self, limit: float, op: str, call: Awaitable[T]) -> T:
         """Wait for a call; kill the world when it passes its limit, or when nobody waits any more."""
         assert self.process is not None
         # Not `asyncio.timeout`: killing the world ends the call, so there is nothing to cancel, and this costs less.

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from aioenv.config import Settings
 from aioenv.envs.registry import EnvSpec, find_env, known_envs
@@ -33,6 +33,7 @@ from aioenv.errors import (
 )
 from aioenv.linux import private_memory
 from aioenv.pool import jobs
+from aioenv.pool.branches import Branches, Checkpoint
 from aioenv.pool.confine import Confinement
 from aioenv.pool.groups import Groups
 from aioenv.pool.instance import Instance, Messages, call_print, last_line
@@ -77,8 +78,9 @@ class Pool:
         self._tombstones: OrderedDict[str, Tombstone] = OrderedDict()
         limits = settings.limits
         confinement = Confinement(limits.memory, limits.open_files, limits.disk, limits.max_answer)
-        self._confinement = asdict(confinement)
-        self._groups = Groups(settings.group_templates, settings.group_ttl, limits.create_timeout, self._confinement)
+        self.confinement = asdict(confinement)
+        self._groups = Groups(settings.group_templates, settings.group_ttl, limits.create_timeout, self.confinement)
+        self.branches = Branches(self, settings.checkpoint_ttl)
         self._slots = Slots(limits.max_instances, limits.create_queue, limits.queue_timeout)
         self._admission = asyncio.Semaphore(len(os.sched_getaffinity(0)))
         self._jobs = jobs.Jobs()
@@ -184,6 +186,7 @@ class Pool:
                 instance.process.kill("the server shut down")
         while self._endings:
             await asyncio.wait(self._endings)
+        await self.branches.close()
         await self._groups.close()
         await asyncio.gather(*(template.close() for template in self._templates.values()))
         await self._jobs.close()
@@ -305,9 +308,95 @@ class Pool:
                 template, instance.task_id, instance.params, name, folder, self.scratch
             )
         else:
-            process, initial = await template.fork(name, folder, self._confinement), None
-        process.ended.add_done_callback(lambda ended: self._process_ended(instance, ended.result()))
+            process, initial = await template.fork(name, folder, self.confinement), None
+        self.attach(instance, process)
         return await instance.begin(process, initial)
+
+    # -- branches ----------------------------------------------------------------------------------------------------
+
+    async def fork(self, instance_id: str, ids: list[str], request_id: str | None = None) -> Reply:
+        """Copies of an instance, one for each of `ids`. Raises as `Branches.fork`, and UnknownInstance."""
+        source = self._living(instance_id)
+        what = call_print("fork", {}, {"ids": ids})
+        return await source.once(request_id, what, lambda: self.branches.fork(source, ids))
+
+    async def checkpoint(
+        self, instance_id: str, keep: bool = False, ttl: float | None = None, request_id: str | None = None
+    ) -> Reply:
+        """A sleeping copy of an instance. Raises as `Branches.checkpoint`, and UnknownInstance."""
+        source = self._living(instance_id)
+        what = call_print("checkpoint", {}, {"keep": keep, "ttl": ttl})
+        return await source.once(request_id, what, lambda: self.branches.checkpoint(source, keep, ttl))
+
+    async def restore(self, instance_id: str, checkpoint: str | None, request_id: str | None = None) -> Reply:
+        """Put an instance back to a checkpoint. Raises as `Branches.restore`, and UnknownInstance."""
+        instance = self._instances.get(instance_id)
+        if instance is not None and instance.life.state in (State.CLOSING, State.ENDED):
+            await instance.gone.wait()
+            instance = self._instances.get(instance_id)
+        if instance is None:
+            if not self.branches.of(instance_id):
+                self._raise_missing(instance_id)
+            return await self.branches.restore(instance_id, None, checkpoint)
+        living, what = instance, call_print("restore", {}, {"checkpoint": checkpoint})
+        return await living.once(request_id, what, lambda: self.branches.restore(living.id, living, checkpoint))
+
+    def forkable(self, env: str) -> bool:
+        return self._templates[env].forkable
+
+    def has(self, instance_id: str) -> bool:
+        return instance_id in self._instances
+
+    def new_branch(self, instance_id: str, source: Instance | Checkpoint) -> Instance:
+        """A copy to be: known from here on, without a process. `source` has its env, task and params."""
+        if self._draining:
+            raise _draining()
+        branch = Instance(instance_id, source.env, source.task_id, source.params, self.settings.limits, self.bodies)
+        branch.branch_of = source.id if isinstance(source, Instance) else source.instance_id
+        branch.initial = asyncio.get_running_loop().create_future()
+        self._instances[instance_id] = branch
+        self._tombstones.pop(instance_id, None)
+        return branch
+
+    def new_folder(self, instance_id: str, beside: bool = False) -> Path:
+        """For an instance; `beside` the one that it has. Raises AtCapacity where the disk is full."""
+        assert self._scratch is not None
+        self._scratch.refuse_if_full()
+        return self._scratch.beside(instance_id) if beside else self._scratch.new_world(instance_id)
+
+    async def take_slot(self, instance: Instance) -> None:
+        await self._slots.take(lambda: False)
+        instance.holds_slot = True
+
+    async def take_room(self) -> None:
+        """For a process that is no instance's. Raises AtCapacity."""
+        await self._slots.take(lambda: False)
+
+    def give_room_back(self) -> None:
+        self._slots.give_back()
+
+    async def end_branches(self, branches: list[Instance], cause: str) -> None:
+        """Those that could not begin: nothing is left of them."""
+        for branch in branches:
+            assert branch.initial is not None
+            branch.initial.cancel()
+            self._end_soon(branch, cause)
+        for branch in branches:
+            await branch.gone.wait()
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def _living(self, instance_id: str) -> Instance:
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            self._raise_missing(instance_id)
+        return instance
+
+    def _raise_missing(self, instance_id: str) -> NoReturn:
+        tombstone = self._tombstones.get(instance_id)
+        if tombstone is not None:
+            raise InstanceGone(f"instance {instance_id} is gone: {tombstone.cause}")
+        raise UnknownInstance(f"there is no instance {instance_id}; GET /instances lists those that live")
 
     async def call(
         self, op: str, instance_id: str, messages: Messages, params: dict[str, Any], request_id: str | None = None
@@ -323,11 +412,9 @@ class Pool:
     ) -> Reply:
         """Of an instance that is not here (any more): what was answered before, or why it is not."""
         tombstone = self._tombstones.get(instance_id)
-        if tombstone is None:
-            raise UnknownInstance(f"there is no instance {instance_id}; GET /instances lists those that live")
-        before = tombstone.replays.find(request_id) if request_id else None
+        before = tombstone.replays.find(request_id) if tombstone and request_id else None
         if before is None or request_id is None:
-            raise InstanceGone(f"instance {instance_id} is gone: {tombstone.cause}")
+            self._raise_missing(instance_id)
         return await before.again(request_id, call_print(op, messages, params))
 
     async def release(self, instance_id: str, request_id: str | None = None) -> bool:
@@ -354,6 +441,7 @@ class Pool:
         """
         self._forget_tombstones(now)
         self._groups.drop_idle(now)
+        self.branches.drop_old(now)
         ttl, most = self.settings.idle_ttl, self.settings.max_lifetime
         reaped = []
         for instance in list(self._instances.values()):
@@ -380,8 +468,15 @@ class Pool:
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
 
-    def _process_ended(self, instance: Instance, cause: str) -> None:
+    def attach(self, instance: Instance, process: WorkerProcess) -> None:
+        """From here on this is its process, whose end is its own."""
+        instance.process = process
+        process.ended.add_done_callback(lambda ended: self._process_ended(instance, process, ended.result()))
+
+    def _process_ended(self, instance: Instance, process: WorkerProcess, cause: str) -> None:
         """Its process is gone, whoever wanted that."""
+        if process is not instance.process:
+            return  # it has another by now
         if instance.life.state is not State.CLOSING:
             instance.died = True
             self._end_soon(instance, cause)
@@ -392,7 +487,7 @@ class Pool:
             if instance.died:
                 await instance.last_words()
             if instance.process is not None:
-                await self._sweep()  # before its folder goes: they may write there
+                await self.sweep()  # before its folder goes: they may write there
             await asyncio.to_thread(self._clear_folder, instance)
         except Exception:
             log.exception("ending instance %s left something behind", instance.id)
@@ -401,6 +496,7 @@ class Pool:
             self._instances.pop(instance.id, None)
             if instance.holds_slot:
                 self._slots.give_back()
+            self.branches.instance_ended(instance.id)
             if instance.has_lived:
                 self._bury(instance)
             instance.gone.set()
@@ -428,7 +524,7 @@ class Pool:
             instance.words_so_far,
         )
 
-    async def _sweep(self) -> None:
+    async def sweep(self) -> None:
         """End what worlds whose process is gone left behind (daemons with a session of their own).
 
         A sweep is for all who asked before it began.
@@ -443,6 +539,7 @@ class Pool:
             try:
                 for _ in range(SWEEP_ROUNDS):
                     living = [str(one.folder) for one in self.living() if one.process and not one.process.ended.done()]
+                    living += map(str, self.branches.folders())
                     if not await self._living_root().sweep(living):
                         return
                     await asyncio.sleep(SWEEP_PAUSE)

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,15 +27,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from aioenv.errors import AioenvError, BadRequest, EnvError, InternalError
-from aioenv.linux import oom_kills
+from aioenv.linux import oom_kills, resident_memory
 from aioenv.pool.answer import NoAnswer, Unread, read_answer
 from aioenv.pool.lifeline import Lifeline
 from aioenv.pool.wire import EXIT_REPORT, LARGE, Body, FrameDecoder, FrameError, load_object, pack, pack_around
 
 log = logging.getLogger("aioenv.pool")
 
-# Seconds from the end of the pipe to the exit report, before a process is taken for alive without a pipe.
-EXIT_REPORT_GRACE = 0.2
+# Seconds from the end of the pipe to looking whether the process is alive without a pipe, and how often that is looked
+# again at one that is dead, whose exit report must be on its way.
+EXIT_REPORT_GRACE, EXIT_REPORT_LOOKS = 0.2, 25
+# Seconds for which the exit of a process that nobody knows yet is remembered: news of its birth come another way.
+EARLY_EXIT_TTL = 5.0
 # Seconds from the exit report to the end of the pipe, before going on without it: a grandchild may hold it open.
 PIPE_END_GRACE = 1.0
 # Seconds that a process may take for a fork, before it is taken for stuck.
@@ -49,6 +53,28 @@ class WorkerDied(Exception):
     """The process ended before, or instead of, answering. The text is the cause: `killed by SIGKILL (9)`."""
 
 
+class Family(dict[int, "WorkerProcess"]):
+    """All living processes that descend from one root, by pid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._early: dict[int, tuple[float, int]] = {}
+
+    def born(self, process: WorkerProcess) -> None:
+        self[process.pid] = process
+        ended_at, status = self._early.pop(process.pid, (0.0, 0))
+        if ended_at and time.monotonic() - ended_at < EARLY_EXIT_TTL:
+            process._exited(status)
+
+    def exited(self, pid: int, status: int) -> None:
+        if pid in self:
+            self[pid]._exited(status)
+            return
+        now = time.monotonic()
+        self._early = {pid: early for pid, early in self._early.items() if now - early[0] < EARLY_EXIT_TTL}
+        self._early[pid] = (now, status)
+
+
 @dataclass
 class _Call:
     future: asyncio.Future[Any]
@@ -59,7 +85,7 @@ class _Call:
 class WorkerProcess(asyncio.Protocol):
     """One process. Not made directly: see `start_root` and `fork`."""
 
-    def __init__(self, name: str, family: dict[int, WorkerProcess], sock: socket.socket, line: Lifeline | None) -> None:
+    def __init__(self, name: str, family: Family, sock: socket.socket, line: Lifeline | None) -> None:
         self.name = name
         self.pid = 0
         # Done, with the cause, when the process is gone.
@@ -162,7 +188,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def _born(self, data: Any) -> None:
         self.pid = int(data)
-        self._family[self.pid] = self
+        self._family.born(self)
 
     async def _connect(self) -> None:
         self._sock.setblocking(False)
@@ -204,9 +230,7 @@ class WorkerProcess(asyncio.Protocol):
     def _dispatch(self, number: int, body: Body) -> None:
         if self.bears_children and number == EXIT_REPORT:
             report = load_object(body)
-            child = self._family.get(report["exit"])
-            if child is not None:
-                child._exited(int(report["status"]))
+            self._family.exited(int(report["exit"]), int(report["status"]))
             return
         call = self._calls.get(number)
         if call is None:
@@ -279,10 +303,16 @@ class WorkerProcess(asyncio.Protocol):
             # It is dead and its reaper will say so any moment; or it lives and has closed its pipe; or its reaper died.
             asyncio.get_running_loop().call_later(EXIT_REPORT_GRACE, self._end_unreported)
 
-    def _end_unreported(self) -> None:
-        if self._exit_status is None:
+    def _end_unreported(self, looks: int = 1) -> None:
+        if self._exit_status is not None or self.ended.done():
+            return
+        if resident_memory(self.pid):
             self.kill("its process closed its pipe")
             asyncio.get_running_loop().call_later(2 * KILL_GRACE, self._end)
+        elif looks < EXIT_REPORT_LOOKS:
+            asyncio.get_running_loop().call_later(EXIT_REPORT_GRACE, self._end_unreported, looks + 1)
+        else:
+            self._end()
 
     def _exited(self, status: int) -> None:
         self._exit_status = status
@@ -339,7 +369,7 @@ async def start_root() -> WorkerProcess:
             start_new_session=True,  # Ctrl-C at the terminal is for the server alone
         )
         sock = socket.socket(fileno=os.dup(near.fileno()))
-    root = WorkerProcess("the root process", {}, sock, None)
+    root = WorkerProcess("the root process", Family(), sock, None)
     root.pid = popen.pid
     root.bears_children = True
     await root._connect()

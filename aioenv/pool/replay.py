@@ -15,7 +15,7 @@ from aioenv.errors import AioenvError, InstanceConflict
 KEPT_REPLIES = 16
 KEPT_BYTES = 2**20
 # Of an instance that ended.
-KEPT_BYTES_AFTER_END = 2**16
+KEPT_BYTES_AFTER_END = 2**11
 # Ids remembered, so that what is asked again after its reply went is refused, and not run.
 KEPT_IDS = 10_000
 
@@ -111,8 +111,10 @@ class Replays:
         self._shrink(KEPT_BYTES, 1)
 
     def shrink_for_end(self) -> None:
-        """The instance is gone: keep what is cheap to keep, which the reasons of its last failures are."""
+        """The instance is gone: keep what is cheap to keep, which the reasons of its last failures are. What is asked
+        again beyond that is told that it is gone."""
         self._shrink(KEPT_BYTES_AFTER_END, 0)
+        self._calls = dict(self._kept)
 
     def _shrink(self, most: int, least: int) -> None:
         while len(self._kept) > least and (len(self._kept) > KEPT_REPLIES or self._bytes > most):

@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 
 from aioenv.errors import AtCapacity
+from aioenv.pool.worldlog import LOG_NAME
 
 log = logging.getLogger("aioenv.pool")
 
@@ -34,7 +35,7 @@ class Scratch:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.why_full: str | None = None
         self.free_at_start = shutil.disk_usage(self.path).free
-        for name in ("worlds", "groups", "templates"):
+        for name in ("worlds", "groups", "templates", "checkpoints"):
             (self.path / name).mkdir()
 
     def remove_leftovers(self) -> None:
@@ -58,6 +59,12 @@ class Scratch:
         folder.mkdir()
         return folder
 
+    def beside(self, instance_id: str) -> Path:
+        """One more empty folder for an instance that has one."""
+        folder = self.path / "worlds" / f"{instance_id}~{time.time_ns()}"
+        folder.mkdir()
+        return folder
+
     def close(self) -> None:
         remove(self.path)
         self._lock.close()
@@ -72,6 +79,30 @@ def _is_left_over(folder: Path) -> bool:
             return True
     except OSError:  # no lock, so none of ours, or not yet; or locked by a living server
         return False
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy what is in a world's folder into another's: files, folders and links, but not its log, pipes and sockets.
+
+    A link into the source's folder will lead into the target's. Raises OSError.
+    """
+    for folder, names, files in os.walk(source):
+        within = target / os.path.relpath(folder, source)
+        for name in list(names):
+            path = os.path.join(folder, name)
+            if os.path.islink(path):
+                files.append(name)
+                names.remove(name)
+            else:
+                (within / name).mkdir()
+        for name in files:
+            path = os.path.join(folder, name)
+            if os.path.islink(path):
+                leads = os.readlink(path)
+                inside = leads == str(source) or leads.startswith(f"{source}{os.sep}")
+                os.symlink(str(target) + leads.removeprefix(str(source)) if inside else leads, within / name)
+            elif os.path.isfile(path) and not (folder == str(source) and name == LOG_NAME):
+                shutil.copy2(path, within / name, follow_symlinks=False)
 
 
 def remove(path: Path) -> None:

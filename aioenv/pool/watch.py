@@ -18,6 +18,7 @@ from typing import Any
 
 from aioenv import linux
 from aioenv.config import MIB, Limits
+from aioenv.errors import AioenvError
 from aioenv.pool import jobs, worldlog
 from aioenv.pool.pool import Pool
 from aioenv.pool.state import State
@@ -160,6 +161,8 @@ async def _repeat(look: Callable[[], Awaitable[None]], what: str) -> None:
         await asyncio.sleep(LOOK_INTERVAL)
         try:
             await look()
+        except AioenvError as error:
+            log.warning("a look at %s failed (%s); the next one is in %g s", what, error, LOOK_INTERVAL)
         except Exception:
             log.exception("a look at %s failed; the next one is in %g s", what, LOOK_INTERVAL)
 

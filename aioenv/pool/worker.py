@@ -62,6 +62,8 @@ class Worker:
             "load": self._load,
             "create": self._create,
             "rest": self._rest,
+            "pause": self._pause,
+            "resume": self._resume,
             "wake": self._wake,
             "step": self._step,
             "evaluate": self._evaluate,
@@ -141,6 +143,15 @@ class Worker:
         _settle()
         self._children = ChildWatch()
 
+    def _pause(self, frame: dict[str, Any]) -> None:
+        """A world, about to be copied: until `resume` it takes no calls."""
+        assert self.env is not None
+        self.env.before_fork()
+
+    def _resume(self, frame: dict[str, Any]) -> None:
+        assert self.env is not None
+        self.env.after_fork()
+
     def _wake(self, frame: dict[str, Any]) -> None:
         """Become a world, as a copy of the group's."""
         assert self.env is not None
@@ -183,7 +194,7 @@ class Worker:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # or the child would write it again
-        return os.fork()
+        return os.fork() if self._children is not None else _fork_away()
 
     def _be_born(self, frame: dict[str, Any], pipe_fd: int, lifeline_fd: int) -> None:
         """In the child: let go of what was the parent's, take up what came for this one."""
@@ -202,12 +213,47 @@ class Worker:
         self.channel = Channel(socket.socket(fileno=pipe_fd))
         # A world runs a model's code, which may have children of its own: it does not look after any.
         self._children = ChildWatch() if self.env_class is None else None
+        if self.env is not None:
+            gc.freeze()  # as `_settle`, but for the time that collecting takes
         if frame["limits"] is not None:
             confinement = Confinement(**frame["limits"])
             self.answer_limit = confinement.answer
             confine(confinement)
             # A world's own daemons stay its own, until it ends. Then they become the root's, which ends them.
             set_subreaper(True)
+
+
+def _fork_away() -> int:
+    """As `os.fork`, for a world, which looks after no children: the copy is the root's from its first moment on."""
+    read, write = os.pipe()
+    set_subreaper(False)
+    try:
+        between = os.fork()
+    except OSError:
+        between = -1
+    if between == 0:
+        try:
+            copy = os.fork()
+        except OSError:
+            copy = -1
+        if copy != 0:
+            os.write(write, b"%d" % copy)
+            os._exit(0)
+        os.close(read)
+        os.close(write)
+        return 0
+    os.close(write)
+    told = os.read(read, 20) if between > 0 else b""
+    os.close(read)
+    if between > 0:
+        try:
+            os.waitpid(between, 0)
+        except ChildProcessError:
+            pass  # its code has children reaped by the kernel
+    set_subreaper(True)
+    if not told or int(told) < 0:
+        raise OSError("the world could not be forked: the machine has no room for another process")
+    return int(told)
 
 
 class ChildWatch:

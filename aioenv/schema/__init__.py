@@ -1,7 +1,7 @@
 """Messages and trajectories: what env, client and trainer pass to each other.
 
 What a trainer needs on top of these is in `aioenv.schema.training`, whose `Reward`, `Sample` and `Trajectory` are other
-classes than the ones here. The models work under pydantic 1.10 and 2, and importing them imports nothing else of aioenv.
+classes than those here. The models work under pydantic 1.10 and 2, and importing them imports nothing else of aioenv.
 """
 
 from aioenv.schema.message import ActionMessage, Message, Role, StateMessage, ToolCall

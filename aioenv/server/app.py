@@ -16,7 +16,7 @@ from aioenv.pool.pool import Pool
 from aioenv.pool.process import PIECE
 from aioenv.pool.replay import Reply
 from aioenv.pool.wire import LARGE
-from aioenv.server.request import Request, parse_any
+from aioenv.server.request import Request, branch_ids, get, parse_any
 
 log = logging.getLogger("aioenv.server")
 
@@ -34,7 +34,12 @@ def make_app(pool: Pool) -> web.Application:
     """Routes over `pool`, which the caller starts and closes."""
     app = web.Application(client_max_size=pool.settings.limits.max_body)
     routes = Routes(pool)
-    gets = {"/healthz": routes.healthz, "/readyz": routes.readyz, "/instances": routes.instances}
+    gets = {
+        "/healthz": routes.healthz,
+        "/readyz": routes.readyz,
+        "/instances": routes.instances,
+        "/checkpoints": routes.checkpoints,
+    }
     posts: dict[str, Route] = {
         "/get_env_profile": routes.get_env_profile,
         "/create": routes.create,
@@ -42,6 +47,9 @@ def make_app(pool: Pool) -> web.Application:
         "/evaluate": routes.evaluate,
         "/get_info": routes.get_info,
         "/release": routes.release,
+        "/fork": routes.fork,
+        "/checkpoint": routes.checkpoint,
+        "/restore": routes.restore,
     }
     app.add_routes([web.get(path, _answered(handler)) for path, handler in gets.items()])
     app.add_routes([web.post(path, _answered(_post(handler, pool))) for path, handler in posts.items()])
@@ -75,6 +83,9 @@ class Routes:
     async def instances(self, _: web.Request) -> web.Response:
         return _json(await self.pool.describe())
 
+    async def checkpoints(self, _: web.Request) -> web.Response:
+        return _json(self.pool.branches.describe())
+
     async def get_env_profile(self, request: Request, _: HungUp) -> web.Response:
         split = request.params.get("split", "train")
         if not isinstance(split, str):
@@ -97,6 +108,20 @@ class Routes:
 
     async def _call(self, op: str, request: Request) -> Reply:
         return await self.pool.call(op, request.instance, request.messages, request.params, request.request_id)
+
+    async def fork(self, request: Request, _: HungUp) -> Reply:
+        return await self.pool.fork(request.instance, branch_ids(request), request.request_id)
+
+    async def checkpoint(self, request: Request, _: HungUp) -> Reply:
+        keep = get(request.params, "keep", bool, "params.") or False
+        ttl = get(request.params, "ttl", float, "params.")
+        if ttl is not None and not 0 < ttl < float("inf"):
+            raise BadRequest(f'"params.ttl" must be a number of seconds over 0, not {ttl!r}')
+        return await self.pool.checkpoint(request.instance, keep, ttl, request.request_id)
+
+    async def restore(self, request: Request, _: HungUp) -> Reply:
+        name = get(request.params, "checkpoint", str, "params.")
+        return await self.pool.restore(request.instance, name, request.request_id)
 
     async def release(self, request: Request, _: HungUp) -> web.Response:
         return _json({"success": await self.pool.release(request.instance, request.request_id), "data": None})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import orjson
 
 from aioenv.errors import BadRequest, TooLarge
 from aioenv.pool import jobs
+from aioenv.pool.branches import MOST_BRANCHES
 from aioenv.pool.wire import LARGE, load_json
 
 # It becomes the name of a folder.
@@ -64,21 +66,21 @@ def parse(body: bytes) -> Request:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise BadRequest(f"the body must be a JSON object, not {_JSON_TYPES[type(data)]}")
-    instance_id = _get(data, "instance_id", str)
+    instance_id = get(data, "instance_id", str)
     if instance_id is not None and not INSTANCE_ID.fullmatch(instance_id):
         raise BadRequest(
             f'"instance_id" must have 1 to 128 letters, digits, ".", "_" or "-" and begin with a letter or digit,'
             f" not {instance_id[:200]!r}"
         )
-    request_id = _get(data, "request_id", str)
+    request_id = get(data, "request_id", str)
     if request_id is not None and not 0 < len(request_id) <= _REQUEST_ID_LENGTH:
         raise BadRequest(f'"request_id" must have 1 to {_REQUEST_ID_LENGTH} characters, not {len(request_id)}')
     return Request(
-        env_type=_get(data, "env_type", str),
-        task_id=_get(data, "task_id", str),
+        env_type=get(data, "env_type", str),
+        task_id=get(data, "task_id", str),
         instance_id=instance_id,
-        messages=_get(data, "messages", dict) or {},
-        params=_get(data, "params", dict) or {},
+        messages=get(data, "messages", dict) or {},
+        params=get(data, "params", dict) or {},
         request_id=request_id,
     )
 
@@ -103,8 +105,30 @@ def parse_job(body: bytes) -> dict[str, Any]:
     return jobs.answered(act)
 
 
-def _get(data: dict[str, Any], key: str, wanted: type) -> Any:
+def branch_ids(request: Request) -> list[str]:
+    """The ids of a fork's copies: given, or made up, as many as `params.n`. Raises BadRequest.
+
+    Those that are made up are the same for the same call, so that asking again makes no others.
+    """
+    ids, count = get(request.params, "instance_ids", list, "params."), get(request.params, "n", int, "params.")
+    if ids is None:
+        count = 1 if count is None else count
+        if not 1 <= count <= MOST_BRANCHES:
+            raise BadRequest(f'"params.n" must be from 1 to {MOST_BRANCHES}, not {count}')
+        call = request.request_id or uuid.uuid4().hex
+        return [uuid.uuid5(uuid.NAMESPACE_OID, f"{call} {request.instance} {number}").hex for number in range(count)]
+    if not all(isinstance(name, str) and INSTANCE_ID.fullmatch(name) for name in ids) or len(set(ids)) != len(ids):
+        raise BadRequest('"params.instance_ids" must be a list of different instance ids')
+    if not 1 <= len(ids) <= MOST_BRANCHES or (count is not None and count != len(ids)):
+        raise BadRequest(f'"params.instance_ids" must have as many ids as "params.n", 1 to {MOST_BRANCHES}')
+    return list(ids)
+
+
+def get(data: dict[str, Any], key: str, wanted: type, where: str = "") -> Any:
+    """The key's value, None if it has none. Raises BadRequest for one of another type."""
     value = data.get(key)
-    if value is not None and not isinstance(value, wanted):
-        raise BadRequest(f'"{key}" must be {_JSON_TYPES[wanted]} or null, not {_JSON_TYPES[type(value)]}')
-    return value
+    if value is None or (isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))):
+        return value
+    if wanted is float and type(value) is int:
+        return float(value)
+    raise BadRequest(f'"{where}{key}" must be {_JSON_TYPES[wanted]} or null, not {_JSON_TYPES[type(value)]}')

@@ -33,18 +33,27 @@ class GroupEnv(BaseEnv):
 
     def before_fork(self) -> None:
         self.events.append("before_fork")
+        if self.notes[-1:] == ["refuses"]:
+            raise RuntimeError("raised in before_fork")
 
     def after_fork(self) -> None:
         if self.task_id == "wake fails":
             raise RuntimeError("raised in after_fork")
         self.events.append("after_fork")
+        if self.notes[-1:] == ["breaks"] and os.getpid() != self.lives_in:
+            raise RuntimeError("raised in a copy")
 
     def step(self, action: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
         if action.get("content") == "exit":
             os._exit(3)
+        if action.get("content") == "write":
+            Path("file.txt").write_text(self.instance_id)
+        if action.get("content") == "read":
+            self.notes.append(Path("file.txt").read_text())
         if action.get("content") == "sleep":
             time.sleep(1)
         self.notes.append(str(action.get("content")))
+        self.lives_in = os.getpid()
         told = {
             "id": self.instance_id,
             "cwd": os.getcwd(),
