@@ -152,7 +152,10 @@ class Instance:
     async def _call(self, op: str, messages: Messages, params: dict[str, Any]) -> Reply:
         limit = self._limit(op, params)
         asked = time.monotonic()
-        async with self.hold(op) as process:
+        if self.initial is not None and not self.initial.done():
+            await asyncio.wait([self.initial])
+        async with self.turn:  # not `hold`, which costs each step more
+            process = await self._begin_call(op)
             queued = self.call_began - asked
             try:
                 data = await self.within(limit, op, process.call(op, messages=messages, params=params))
@@ -160,6 +163,8 @@ class Instance:
                 self._count(op)  # the world was given the action, whatever came of it
                 self._log_raised(op, error)
                 raise
+            finally:
+                self._end_call()
             step = self._count(op)
         ran = self.last_used - self.call_began
         try:
@@ -179,20 +184,28 @@ class Instance:
         if self.initial is not None and not self.initial.done():
             await asyncio.wait([self.initial])
         async with self.turn:
-            if not self.life.takes_calls or self.process is None:
-                if self.died:
-                    await self.last_words()
-                raise self.gone_error()
-            self.life.to(State.BUSY)
-            self.call_in_flight = op
-            self.call_began = time.monotonic()
+            process = await self._begin_call(op)
             try:
-                yield self.process
+                yield process
             finally:
-                self.call_in_flight = None
-                self.last_used = time.monotonic()
-                if self.life.state is State.BUSY:
-                    self.life.to(State.READY)
+                self._end_call()
+
+    async def _begin_call(self, op: str) -> WorkerProcess:
+        """By who has the turn. Raises InstanceGone."""
+        if not self.life.takes_calls or self.process is None:
+            if self.died:
+                await self.last_words()
+            raise self.gone_error()
+        self.life.to(State.BUSY)
+        self.call_in_flight = op
+        self.call_began = time.monotonic()
+        return self.process
+
+    def _end_call(self) -> None:
+        self.call_in_flight = None
+        self.last_used = time.monotonic()
+        if self.life.state is State.BUSY:
+            self.life.to(State.READY)
 
     def _limit(self, op: str, params: dict[str, Any]) -> float:
         """Seconds. A step may ask for less than the server's limit."""

@@ -127,8 +127,11 @@ class WorkerProcess(asyncio.Protocol):
         except (TypeError, FrameError) as error:
             raise BadRequest(f"the request can't be passed on to the world: {error}") from None
         call = self._new_call()
-        self._unsent.extend(parts)
-        self._send()
+        if len(parts) == 1 and len(parts[0]) <= PIECE and not self._unsent and not self._paused:
+            self._transport.write(parts[0])  # nearly always
+        else:
+            self._unsent.extend(parts)
+            self._send()
         return await call.future
 
     def _send(self) -> None:

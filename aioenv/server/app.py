@@ -16,11 +16,12 @@ from aioenv.pool.pool import Pool
 from aioenv.pool.process import PIECE
 from aioenv.pool.replay import Reply
 from aioenv.pool.wire import LARGE
-from aioenv.server.request import Request, branch_ids, get, parse_any
+from aioenv.server.request import Request, branch_ids, get, parse, parse_large
 
 log = logging.getLogger("aioenv.server")
 
-# The version tells a client that this server keeps replies by request_id, so that a step may be sent again.
+# The version tells a client that this server keeps replies by request_id, so that a step may be sent again. It is not
+# with each step, for the time that takes.
 JSON = {"Content-Type": "application/json", "Aioenv-Version": __version__}
 
 HungUp = Callable[[], bool]
@@ -52,7 +53,10 @@ def make_app(pool: Pool) -> web.Application:
         "/restore": routes.restore,
     }
     app.add_routes([web.get(path, _answered(handler)) for path, handler in gets.items()])
-    app.add_routes([web.post(path, _answered(_post(handler, pool))) for path, handler in posts.items()])
+    plain = {"Content-Type": "application/json"}
+    for path, handler in posts.items():
+        headers = JSON if path == "/create" else plain
+        app.router.add_post(path, _answered(_post(handler, pool, headers)))
     allowed = {**dict.fromkeys(gets, "GET,HEAD"), **dict.fromkeys(posts, "POST")}
 
     async def no_route(request: web.Request) -> web.Response:
@@ -127,29 +131,32 @@ class Routes:
         return _json({"success": await self.pool.release(request.instance, request.request_id), "data": None})
 
 
-def _post(route: Route, pool: Pool) -> Handler:
+def _post(route: Route, pool: Pool, headers: dict[str, str]) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
-        request = await parse_any(await http.read(), pool.bodies)
+        body = await http.read()
+        request = parse(body) if len(body) < LARGE else await parse_large(body, pool.bodies)
         reply = await route(request, lambda: http.transport is None)
-        return reply if isinstance(reply, web.Response) else await _success(http, reply)
+        if isinstance(reply, web.Response):
+            return reply
+        # With the time in the queue and in the world, in milliseconds (https://www.w3.org/TR/server-timing/).
+        timing = f"queue;dur={reply.queued * 1000:.3f}, world;dur={reply.ran * 1000:.3f}"
+        told = {**headers, "Server-Timing": timing}
+        if len(reply.data) <= LARGE:
+            return web.Response(body=b"".join((_BEFORE, reply.data, _AFTER)), headers=told)
+        return await _piecewise(http, reply.data, told)
 
     return handle
 
 
-async def _success(http: web.Request, reply: Reply) -> web.StreamResponse:
-    """With the time in the queue and in the world, in milliseconds (https://www.w3.org/TR/server-timing/)."""
-    timing = f"queue;dur={reply.queued * 1000:.3f}, world;dur={reply.ran * 1000:.3f}"
-    headers = {**JSON, "Server-Timing": timing}
-    if len(reply.data) <= LARGE:
-        return web.Response(body=b"".join((_BEFORE, reply.data, _AFTER)), headers=headers)
-    # Piece by piece, as the client takes it: to write it at once would hold up the others.
+async def _piecewise(http: web.Request, data: bytes, headers: dict[str, str]) -> web.StreamResponse:
+    """As the client takes it: to write it at once would hold up the others."""
     response = web.StreamResponse(headers=headers)
-    response.content_length = len(_BEFORE) + len(reply.data) + len(_AFTER)
+    response.content_length = len(_BEFORE) + len(data) + len(_AFTER)
     await response.prepare(http)
     await response.write(_BEFORE)
-    data = memoryview(reply.data)
-    for start in range(0, len(data), PIECE):
-        await response.write(data[start : start + PIECE])
+    view = memoryview(data)
+    for start in range(0, len(view), PIECE):
+        await response.write(view[start : start + PIECE])
     await response.write_eof(_AFTER)
     return response
 

@@ -85,10 +85,8 @@ def parse(body: bytes) -> Request:
     )
 
 
-async def parse_any(body: bytes, bodies: jobs.Jobs) -> Request:
-    """As `parse`; a large body is read by a job, lest the event loop be held up. Raises TooLarge, too."""
-    if len(body) < LARGE:
-        return parse(body)
+async def parse_large(body: bytes, bodies: jobs.Jobs) -> Request:
+    """As `parse`, by a job, lest the event loop be held up. Raises TooLarge, too."""
     return Request(**await bodies.run(parse_job, body))
 
 
