@@ -71,11 +71,8 @@ async def play(client: EnvClient, root: Path, task_id: str, max_steps: int) -> E
 
 async def until_ready(client: EnvClient) -> None:
     """A server that has just been started loads for a while, and so may one that is restarted."""
-    for _ in range(120):
-        if await client.ready():
-            return
-        await asyncio.sleep(1)
-    raise SystemExit(f"{client.base_url} is not ready: is `python -m aioenv serve --env appworld` running?")
+    if not await client.wait_ready(timeout=120):
+        raise SystemExit(f"{client.base_url} is not ready: is `python -m aioenv serve --env appworld` running?")
 
 
 def count(text: str) -> int:

@@ -153,6 +153,16 @@ async def test_a_session_waits_for_room(tmp_path: Path, monkeypatch: pytest.Monk
         await session.__aexit__(None, None, None)
 
 
+async def test_waiting_for_a_server_that_is_full_or_not_there(server: Server, client: EnvClient) -> None:
+    for number in range(4):
+        await server.call.create(f"i{number}")
+    assert (await client.ready(), await client.wait_ready()) == (False, True)
+    for number in range(4):
+        await server.call.post("release", instance_id=f"i{number}")
+    async with EnvClient("http://127.0.0.1:9") as nobody:
+        assert await nobody.wait_ready(timeout=1.5) is False
+
+
 # -- rollouts ----------------------------------------------------------------------------------------------------------
 
 

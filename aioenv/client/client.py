@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Literal
@@ -261,6 +262,19 @@ class EnvClient:
     async def healthz(self, timeout: float = 10.0) -> bool:
         """Whether the service lives. One try; never raises."""
         return await self._transport.get("/healthz", timeout=timeout) == 200
+
+    async def wait_ready(self, timeout: float = 600.0) -> bool:
+        """Wait until the service has loaded its envs, which takes a while after its start. Never raises.
+
+        True as soon as it has, also where it is full: creates wait in line then. False after `timeout` seconds.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            if await self._transport.loaded(timeout=10.0):
+                return True
+            if time.monotonic() + 1.0 > end or self._transport.closed:
+                return False
+            await asyncio.sleep(1.0)
 
     async def ready(self, timeout: float = 10.0) -> bool:
         """Whether the service would take a create now. One try; never raises."""

@@ -41,7 +41,7 @@ async def rollout(
     """Play an episode of each task, `concurrency` at a time; yields each trajectory as it ends, in any order.
 
     An episode ends when it terminates, after `max_steps`, when the agent returns None, or when it fails: its agent
-    raised, it took longer than `episode_timeout` seconds, or the service failed for good. Then the trajectory's
+    raised (an exception with a `code` of its own keeps it), it took longer than `episode_timeout` seconds, or the service failed for good. Then the trajectory's
     `info["error"]` says why (`code`, `message`, …) and the others go on. All others are scored, and that is their
     `reward.value`. A trajectory with an error has no score: leave it out of the training, or play it again.
 
@@ -61,17 +61,16 @@ async def rollout(
         task_id, env = _names(task, env_type)
         session = Session(client, env, task_id, params=params, patience=patience)
         try:
-            async with asyncio.timeout(episode_timeout):
-                async with session:
-                    await _play(session, agent(task) if make_agent else agent, max_steps)
-                    if session.error is None:
-                        await session.evaluate(**(evaluate_params or {}))
-        except TimeoutError:
-            session.fail("deadline", f"the episode took longer than {episode_timeout:g} s")
-        except Exception as error:
-            # With a client that raises: what the service says. Else the agent, or its iterable.
-            session.fail(getattr(error, "code", "agent_error"), traceback.format_exc())
-            logger.exception("the episode of task %s failed", task_id)
+            async with session:
+                try:
+                    async with asyncio.timeout(episode_timeout):
+                        await _play(session, agent(task) if make_agent else agent, max_steps)
+                        if session.error is None:
+                            await session.evaluate(**(evaluate_params or {}))
+                except TimeoutError:
+                    session.fail("deadline", f"the episode took longer than {episode_timeout:g} s")
+        except Exception as error:  # of a client that raises, or of what makes the agent
+            _fail(session, error)
         return session.trajectory
 
     running: set[asyncio.Task[Trajectory]] = set()
@@ -103,13 +102,23 @@ async def _play(session: Session, agent: Any, max_steps: int) -> None:
             return
         try:
             action = await agent(session.messages())
-        except Exception:
-            session.fail("agent_error", traceback.format_exc())
-            logger.exception("the agent failed on task %s", session.task_id)
+        except Exception as error:
+            _fail(session, error)
             return
         if action is None:
             return
         await session.step(action)
+
+
+def _fail(session: Session, error: Exception) -> None:
+    """An exception with a `code` explains itself; any other is told with its traceback."""
+    code = getattr(error, "code", None)
+    if isinstance(code, str):
+        session.fail(code, str(error))
+        logger.error("the episode of task %s failed: %s: %s", session.task_id, code, error)
+    else:
+        session.fail("agent_error", traceback.format_exc())
+        logger.exception("the episode of task %s failed", session.task_id)
 
 
 def _names(task: TaskLike, env_type: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import aiohttp
+import orjson
 
 from aioenv.client.reply import read_reply
 from aioenv.client.retry import Failure
@@ -82,6 +83,19 @@ class Transport:
         except Exception as error:
             logger.debug("GET %s failed: %r", route, error)
             return None
+
+    async def loaded(self, *, timeout: float) -> bool:
+        """Whether the server would take a create, now or in its line."""
+        if self.unusable() is not None:
+            return False
+        try:
+            url, limit = self.base_url + "/readyz", aiohttp.ClientTimeout(total=timeout)
+            async with self._open().get(url, headers=self._headers, timeout=limit, allow_redirects=False) as response:
+                said = orjson.loads(await response.read())
+                return response.status == 200 or (isinstance(said, dict) and said.get("loaded") is True)
+        except Exception as error:
+            logger.debug("GET /readyz failed: %r", error)
+            return False
 
     async def server_keeps_replies(self) -> bool:
         """Whether the server runs a call once however often it is sent, told by its `request_id`.

@@ -580,6 +580,12 @@ class Pool:
         found: list[str] = await self._jobs.run(jobs.query_list, spec, environ, split, params, limit=limit)
         return found
 
+    @property
+    def _loaded(self) -> bool:
+        """All envs are, so that a create would be taken, if perhaps into the line."""
+        templates = self._templates
+        return not self._draining and all(env in templates and templates[env].ready for env in self._specs)
+
     def readiness(self) -> dict[str, Any]:
         """`GET /readyz`: whether a create would be taken now, and why not."""
         reason = "ready"
@@ -596,6 +602,7 @@ class Pool:
             reason = str(error)
         return {
             "ready": reason == "ready",
+            "loaded": self._loaded,
             "reason": reason,
             "instances": self._slots.taken,
             "limit": self._slots.limit,
