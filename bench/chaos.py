@@ -554,8 +554,10 @@ class Chaos:
             jobs = (await self._find()).jobs
         for victim in jobs[:1]:
             self._kill("job", victim)
-            # One at a time: the service must have seen the death of an idle one before the next call.
-            await asyncio.to_thread(psutil.wait_procs, [victim], JOB_LIMIT)
+            # Its death may be noticed only by the next call. Before, none may be killed again: two are not hidden.
+            while victim.is_running() and time.monotonic() < until:
+                await self._list_tasks()
+                await asyncio.sleep(0.05)
         await asyncio.gather(*calls)
         await self._list_tasks()
 

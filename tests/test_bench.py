@@ -54,6 +54,15 @@ def test_load_says_what_the_server_refuses(tmp_path: Path) -> None:
     assert error.startswith("/create: 503 ")
 
 
+def test_large_bodies_are_sent_beside_small_ones(tmp_path: Path) -> None:
+    text, results = run("large.py", "--mb", "2", "--seconds", "0.5", file=tmp_path / "large.json")
+    assert results["large_steps"] > 0
+    for when in ("alone", "beside"):
+        assert results[when].keys() == {"health", "small step"}
+        assert results[when]["health"].keys() == {"count", "p50_ms", "p99_ms", "max_ms"}
+    assert "health, beside 1 of 2 MB" in text
+
+
 def test_overhead_compares_the_two(tmp_path: Path) -> None:
     options = ("--connections", "1,3", "--rounds", "1", "--seconds", "0.1")
     text, results = run("overhead.py", *options, file=tmp_path / "overhead.json")

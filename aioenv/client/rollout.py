@@ -41,9 +41,10 @@ async def rollout(
     """Play an episode of each task, `concurrency` at a time; yields each trajectory as it ends, in any order.
 
     An episode ends when it terminates, after `max_steps`, when the agent returns None, or when it fails: its agent
-    raised (an exception with a `code` of its own keeps it), it took longer than `episode_timeout` seconds, or the service failed for good. Then the trajectory's
-    `info["error"]` says why (`code`, `message`, …) and the others go on. All others are scored, and that is their
-    `reward.value`. A trajectory with an error has no score: leave it out of the training, or play it again.
+    raised (an exception with a `code` of its own keeps it), it took longer than `episode_timeout` seconds, or the
+    service failed for good. Then the trajectory's `info["error"]` says why (`code`, `message`, …) and the others go on.
+    All others are scored, and that is their `reward.value`. A trajectory with an error has no score: leave it out of
+    the training, or play it again.
 
     agent             an async callable from the conversation to the next action (a text or a message); with
                       `make_agent`, a callable that makes one of these for each task
