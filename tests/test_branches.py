@@ -13,6 +13,8 @@ import psutil
 import pytest
 from conftest import Server, served
 
+from aioenv.pool.instance import Instance
+
 
 @pytest.fixture
 async def group(tmp_path: Path) -> AsyncIterator[Server]:
@@ -158,6 +160,50 @@ async def test_an_env_that_fails_at_it_is_told_and_leaves_nothing(group: Server)
         assert await living(group) == {"source"}
         assert os.listdir(group.pool.scratch / "worlds") == ["source"]
     assert (await ask(group, "source"))["notes"] == ["refuses", "breaks", "tell"]
+
+
+async def test_a_copy_that_dies_as_it_wakes_is_not_taken_for_the_source(group: Server) -> None:
+    await ask(group, "source", "dies")
+    reply = await group.call.post("fork", instance_id="source", params={"instance_ids": ["a", "b"]})
+    assert (reply.status, reply.error["code"], reply.error["instance_gone"]) == (500, "env_error", False)
+    assert "a copy of instance source died before it was there: instance " in reply.error["message"]
+    assert "exited with code 4" in reply.error["message"]
+    assert await living(group) == {"source"}
+    assert (await ask(group, "source"))["notes"] == ["dies", "tell"]
+
+
+async def test_a_copy_killed_while_the_others_wake_takes_them_with_it(
+    group: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wake = Instance.wake
+
+    async def wake_and_die(branch: Instance, steps: int) -> None:
+        await wake(branch, steps)
+        if branch.id == "a":
+            assert branch.process is not None
+            os.kill(branch.process.pid, signal.SIGKILL)
+        else:
+            await group.pool._instances["a"].gone.wait()
+
+    monkeypatch.setattr(Instance, "wake", wake_and_die)
+    reply = await group.call.post("fork", instance_id="source", params={"instance_ids": ["a", "b"]})
+    assert (reply.status, reply.error["code"]) == (500, "env_error")
+    assert "killed by SIGKILL" in reply.error["message"]
+    assert await living(group) == {"source"}
+    monkeypatch.undo()
+    assert len(await fork(group, "source", "a", "b")) == 2
+
+
+@pytest.mark.parametrize("route", ["fork", "checkpoint"])
+async def test_what_was_turned_away_may_be_asked_again(tmp_path: Path, route: str) -> None:
+    async with served("group", scratch=tmp_path, limits={"max_instances": 2, "queue_timeout": 0.1}) as server:
+        await server.call.create("source")
+        await server.call.create("other")
+        body = {"instance_id": "source", "request_id": "x"}
+        assert (await server.call.post(route, **body)).error["code"] == "at_capacity"
+        await server.call.post("release", instance_id="other")
+        first = (await server.call.post(route, **body)).data
+        assert first == (await server.call.post(route, **body)).data
 
 
 async def test_an_env_that_has_not_opted_in_says_so(tmp_path: Path) -> None:

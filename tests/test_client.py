@@ -153,15 +153,22 @@ CALLS: dict[str, Callable[[EnvClient], Awaitable[Any]]] = {
     "/step": lambda client: client.step("i1", {"role": "assistant", "content": "x"}),
     "/evaluate": lambda client: client.evaluate("i1"),
     "/get_info": lambda client: client.get_tools_info("i1"),
+    "/fork": lambda client: client.fork("i1", 2),
+    "/checkpoint": lambda client: client.checkpoint("i1"),
+    "/restore": lambda client: client.restore("i1", "c1"),
     "/release": lambda client: client.release_instance("i1"),
 }
-IDEMPOTENT = [route for route in CALLS if route != "/step"]
+UNSAFE = {"/step", "/fork", "/checkpoint", "/restore"}  # to send twice, where the server keeps no replies
+IDEMPOTENT = [route for route in CALLS if route not in UNSAFE]
 GOOD = {
     "/get_env_profile": ["t1", "t2"],
     "/create": CREATED,
     "/step": STEPPED,
     "/evaluate": 0.75,
     "/get_info": "the tool",
+    "/fork": [{"instance_id": "b1", "task_id": "t1", "step": 1}, {"instance_id": "b2", "task_id": "t1", "step": 1}],
+    "/checkpoint": {"checkpoint": "c1", "instance_id": "i1", "step": 1},
+    "/restore": {"checkpoint": "c1", "instance_id": "i1", "step": 1},
     "/release": None,
 }
 
@@ -318,13 +325,13 @@ async def test_a_broken_exchange_is_retried_unless_it_may_have_run_a_step(
     server: Scripted, route: str, act: Act, code: str, status: int | None
 ) -> None:
     server.acts = [act]
-    tries = 1 if route == "/step" else 3
+    tries = 1 if route in UNSAFE else 3
     async with client_of(server, on_error="raise") as client:
         with pytest.raises(CallFailed) as caught:
             await CALLS[route](client)
     error = caught.value
     assert (error.code, error.status, error.tries) == (code, status, tries)
-    assert error.retryable is (route != "/step")
+    assert error.retryable is (route not in UNSAFE)
     assert server.paths == [route] * tries
     assert len({body["request_id"] for body in server.bodies}) == 1
     assert len({json.dumps(body) for body in server.bodies}) == 1
@@ -354,6 +361,12 @@ async def test_a_later_try_that_succeeds_is_the_result(server: Scripted, route: 
         ("/step", {**STEPPED, "is_terminated": None}),
         ("/evaluate", "1.0"),
         ("/evaluate", None),
+        ("/fork", None),
+        ("/fork", ["b1"]),
+        ("/fork", [{"id": "b1"}]),
+        ("/checkpoint", "c1"),
+        ("/checkpoint", {"checkpoint": None}),
+        ("/restore", {}),
     ],
 )
 async def test_a_success_of_the_wrong_shape_is_a_bad_reply_and_not_asked_for_again(
@@ -651,6 +664,61 @@ async def test_what_a_client_goes_through_is_counted_and_told(server: Scripted) 
         ("/evaluate", "instance_id i1", "reply_lost"),
         ("/step", "", "bad_request"),
     ]
+
+
+async def test_branching_sends_what_it_is_told(server: Scripted) -> None:
+    async with client_of(server) as client:
+        server.acts = [ok(GOOD["/fork"])]
+        branches = await client.fork("i1", 2)
+        assert (branches, branches.fallback, branches.error) == (GOOD["/fork"], False, None)
+        await client.fork("i1", instance_ids=("b1", "b2"))
+        server.acts = [ok(GOOD["/checkpoint"])]
+        assert await client.checkpoint("i1") == await client.checkpoint("i1", True, 60.0) == GOOD["/checkpoint"]
+        assert await client.restore("i1") == await client.restore("i1", "c1") == GOOD["/restore"]
+    assert all(body.pop("request_id") and body.pop("instance_id") == "i1" for body in server.bodies)
+    assert [body.pop("params") for body in server.bodies] == [
+        {"n": 2},
+        {"n": 2, "instance_ids": ["b1", "b2"]},
+        {"keep": False, "ttl": None},
+        {"keep": True, "ttl": 60.0},
+        {"checkpoint": None},
+        {"checkpoint": "c1"},
+    ]
+    assert not any(server.bodies)
+
+
+@pytest.mark.parametrize(
+    ("act", "code"),
+    [
+        (reply({"detail": "Not Found"}, 404), "http_error"),
+        (reply(BadRequest("there is no /fork").payload(), 404, Aioenv_Version="0"), "bad_request"),
+        (reset, "reply_lost"),
+        (reply(InstanceGone("idle").payload(), 410), "instance_gone"),
+    ],
+    ids=["another service", "older", "lost", "gone"],
+)
+async def test_branching_that_fails_can_be_told_from_what_succeeds(server: Scripted, act: Act, code: str) -> None:
+    server.acts = [act]
+    async with client_of(server) as client:
+        branches = await client.fork("i1", 2)
+        made = await client.checkpoint("i1")
+        restored = await client.restore("i1", "c1")
+    assert (branches, branches.fallback, branches.error and branches.error["code"]) == ([], True, code)
+    for data in (made, restored):
+        assert (data["instance_id"], data["checkpoint"]) == ("i1", "")
+        assert (data["info"]["fallback"], data["info"]["error"]["code"]) == (True, code)
+    assert len(server.paths) == 3  # none was sent twice
+    again = pickle.loads(pickle.dumps(branches))
+    assert (again, again.fallback, again.error) == (branches, True, branches.error)
+
+
+@pytest.mark.parametrize("ids", ["b1", 5, ["b1", ""], [1]])
+async def test_wrong_ids_of_branches_are_not_sent(server: Scripted, ids: Any) -> None:
+    async with client_of(server) as client:
+        branches = await client.fork("i1", instance_ids=ids)
+    assert branches.error is not None
+    assert (branches.error["code"], branches.error["tries"]) == ("bad_request", 0)
+    assert server.paths == []
 
 
 async def test_two_fallbacks_share_nothing(nobody: str) -> None:

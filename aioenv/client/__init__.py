@@ -1,6 +1,6 @@
 """The asynchronous client of an aioenv service. Importing it pays for aiohttp, orjson and pydantic only."""
 
 from aioenv.client.client import EnvClient
-from aioenv.client.fallback import Score
+from aioenv.client.fallback import Branches, Score
 
-__all__ = ["EnvClient", "Score"]
+__all__ = ["Branches", "EnvClient", "Score"]

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from aioenv.client import fallback, reply, request
 from aioenv.client.call import Caller, uniform
-from aioenv.client.fallback import Score
+from aioenv.client.fallback import Branches, Score
 from aioenv.client.retry import Policy
 from aioenv.client.rollout import Agent, TaskLike, rollout
 from aioenv.client.session import Session
@@ -45,9 +45,9 @@ class EnvClient:
 
     What is retried, up to `tries` times in all: only what may succeed later, never a 4xx. Every POST carries a
     `request_id`, the same over the tries of one call, by which an aioenv server runs it once and answers each try with
-    the one reply. Other services of this protocol don't: there a step is sent again only if it provably never ran (no
-    connection came about, or the service said 503 in the protocol's form; a proxy's own 503 proves nothing), unless
-    `retry_unsafe`; else its fallback says that the outcome is unknown.
+    the one reply. Other services of this protocol don't: there a step (and a fork, checkpoint or restore) is sent again
+    only if it provably never ran (no connection came about, or the service said 503 in the protocol's form; a proxy's
+    own 503 proves nothing), unless `retry_unsafe`; else its fallback says that the outcome is unknown.
 
     timeout, timeout_jitter   limit of each try: timeout + uniform(*timeout_jitter), drawn once per client (see the
                               property `timeout`), so that the clients of a stuck server don't come back all at once
@@ -217,6 +217,65 @@ class EnvClient:
 
         return await self._caller.call("/get_info", body, reply.any_data, lambda error: None, max_retry)
 
+    async def fork(
+        self,
+        instance_id: str,
+        n: int = 1,
+        instance_ids: Iterable[str] | None = None,
+        max_retry: int | None = None,
+    ) -> Branches:
+        """Make `n` independent copies of a live instance, all or none: a list of {"instance_id", "task_id", "step"}.
+
+        With `instance_ids`, one for each of these. Each copy is an instance like any other, and is to be released.
+        Fallback `[]`, with `.fallback` True and `.error`; if the reply was lost, copies may exist nevertheless: by
+        ids that you chose they can be released.
+        """
+
+        def body() -> dict[str, Any]:
+            # With ids, `n` need not be given; one that says something else is for the server to refuse.
+            ids = None if instance_ids is None else request.texts(instance_ids, "instance_ids")
+            params = {"n": n} if ids is None else {"instance_ids": ids, "n": len(ids) if n == 1 else n}
+            return {"instance_id": request.text(instance_id, "instance_id"), "params": params}
+
+        def failed(error: CallFailed) -> Branches:
+            return Branches(error=fallback.describe(error))
+
+        return await self._caller.call(
+            "/fork", body, lambda data: Branches(reply.forked(data)), failed, max_retry, idempotent=False
+        )
+
+    async def checkpoint(
+        self, instance_id: str, keep: bool = False, ttl: float | None = None, max_retry: int | None = None
+    ) -> dict[str, Any]:
+        """Save a live instance as it stands: {"checkpoint": its id, "instance_id", "step", …}.
+
+        It lives as long as the instance, or longer if it is to `keep`, but at most `ttl` seconds after it was made or
+        last restored (None: the server's default). The fallback's "checkpoint" is empty, and its info marked.
+        """
+        return await self._checkpointing("/checkpoint", instance_id, {"keep": keep, "ttl": ttl}, max_retry)
+
+    async def restore(
+        self, instance_id: str, checkpoint: str | None = None, max_retry: int | None = None
+    ) -> dict[str, Any]:
+        """Put an instance back to a checkpoint of its own (None: the latest), any number of times.
+
+        One that has ended comes back, if the checkpoint was kept. Returns {"instance_id", "checkpoint", "step"};
+        the fallback's "checkpoint" is empty, and its info marked.
+        """
+        return await self._checkpointing("/restore", instance_id, {"checkpoint": checkpoint}, max_retry)
+
+    async def _checkpointing(
+        self, route: str, instance_id: str, params: dict[str, Any], max_retry: int | None
+    ) -> dict[str, Any]:
+        return await self._caller.call(
+            route,
+            lambda: {"instance_id": request.text(instance_id, "instance_id"), "params": params},
+            reply.checkpointed,
+            lambda error: fallback.checkpoint(instance_id, error),
+            max_retry,
+            idempotent=False,
+        )
+
     async def release_instance(self, instance_id: str, max_retry: int | None = None) -> bool:
         """End a world; fallback False. False is also what the service says of an unknown or already released id.
 
@@ -228,20 +287,21 @@ class EnvClient:
 
         return await self._caller.call("/release", body, reply.released, lambda error: False, max_retry)
 
-    async def release_soon(self, instance_id: str) -> None:
+    async def release_soon(self, *instance_ids: str) -> None:
         """Release, for a `finally`: it goes on by itself where the caller is cancelled meanwhile, or it takes long.
 
         Raises nothing else: a failure is logged, and the service reaps what is idle.
         """
 
-        async def release() -> None:
+        async def release(instance_id: str) -> None:
             with contextlib.suppress(CallFailed):
                 await self.release_instance(instance_id)
 
-        task = asyncio.create_task(release())
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
-        await asyncio.wait([task], timeout=_RELEASE_PATIENCE)
+        tasks = [asyncio.create_task(release(instance_id)) for instance_id in instance_ids]
+        self._releases.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._releases.discard)
+        await asyncio.wait(tasks, timeout=_RELEASE_PATIENCE)
 
     def session(
         self,

@@ -1,11 +1,13 @@
 """What a call returns after its last try failed, where the client was not asked to raise.
 
 A trainer's loop goes on with these, so each says what it is wherever it can: `info.fallback` is True and `info.error`
-tells why; a score carries `.fallback` and `.error`. A fallback is never to be taken for an observation.
+tells why; a score and a list of branches carry `.fallback` and `.error`. A fallback is never to be taken for an
+observation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from aioenv.errors import CallFailed
@@ -48,6 +50,23 @@ class Score(float):
     def __reduce__(self) -> tuple[type[Score], tuple[float, dict[str, Any] | None]]:
         # Trainers send scores between processes; without this, pickle and copy would lose the mark.
         return Score, (float(self), self.error)
+
+
+class Branches(list[dict[str, Any]]):
+    """What `EnvClient.fork` returns: a list that knows whether the call failed.
+
+    `fallback` is False and `error` None for real branches; after a failure the list is empty.
+    """
+
+    def __init__(self, branches: Iterable[dict[str, Any]] = (), error: dict[str, Any] | None = None) -> None:
+        super().__init__(branches)
+        self.fallback = error is not None
+        self.error = error
+
+
+def checkpoint(instance_id: str, error: CallFailed) -> dict[str, Any]:
+    """Of a checkpoint or restore that failed: it names none."""
+    return {"instance_id": instance_id, "checkpoint": "", "info": {"fallback": True, "error": describe(error)}}
 
 
 def create(instance_id: str, task_id: str, error: CallFailed) -> dict[str, Any]:

@@ -134,6 +134,24 @@ def score(reply: dict[str, Any]) -> float:
     return float(value)
 
 
+def forked(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    """`/fork`: a list of objects that each name an instance."""
+    data = _data(reply)
+    if not isinstance(data, list) or not all(isinstance(branch, dict) for branch in data):
+        raise WrongShape("data is no list of objects")
+    if not all(isinstance(branch.get("instance_id"), str) for branch in data):
+        raise WrongShape("an object in data has no instance_id")
+    return data
+
+
+def checkpointed(reply: dict[str, Any]) -> dict[str, Any]:
+    """`/checkpoint` and `/restore`: an object that names a checkpoint."""
+    data = _data(reply)
+    if not isinstance(data, dict) or not isinstance(data.get("checkpoint"), str):
+        raise WrongShape("data is no object with a checkpoint")
+    return data
+
+
 def released(reply: dict[str, Any]) -> bool:
     """`/release`: whether there was such an instance."""
     success = reply.get("success")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -29,6 +29,13 @@ def mapping(value: object, name: str) -> Mapping[Any, Any]:
     if isinstance(value, Mapping):
         return value
     raise BadRequest(f"{name} must be a dict, a Message or None, not {type(value).__name__}")
+
+
+def texts(value: object, name: str) -> list[str]:
+    """`value` as a list of non-empty strings. Raises BadRequest."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise BadRequest(f"{name} must be a list of strings, not {value!r:.100}")
+    return [text(item, f"each of {name}") for item in value]
 
 
 def encode(body: Mapping[str, Any]) -> bytes:

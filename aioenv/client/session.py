@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aioenv.client import fallback
@@ -24,6 +27,17 @@ _BUSY = {"at_capacity", "starting"}
 Action = str | Message | Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class _Memory:
+    """What a session knew of its episode at some time. Nobody else holds what is in it."""
+
+    state: list[dict[str, Any]]
+    done: bool
+    reward: float
+    error: dict[str, Any] | None
+    trajectory: Trajectory
+
+
 class Session:
     """One episode on an instance of its own: `async with client.session("appworld", task_id) as session`.
 
@@ -32,6 +46,8 @@ class Session:
     reward       of the last step
     error        why a call failed for good, as in `info.error` of a fallback; None while all is well
     trajectory   what happened so far, without the calls that failed
+
+    Between two steps it can be branched: `branch`, `branches`; and saved, to go back there: `checkpoint`, `restore`.
     """
 
     def __init__(
@@ -57,9 +73,14 @@ class Session:
         self._client = client
         self._params = params
         self._patience = patience
+        self._is_branch = False
+        self._checkpoints: dict[str, _Memory] = {}
 
     async def __aenter__(self) -> Session:
-        """Make the instance. With a client that was told to raise, raises CallFailed."""
+        """Make the instance, unless it is a branch, which has one. With a client that was told to raise, raises
+        CallFailed."""
+        if self._is_branch:
+            return self
         try:
             created = await self._create()
         except BaseException:
@@ -116,6 +137,95 @@ class Session:
         else:
             self.trajectory.reward = Reward(value=float(score), info=self.trajectory.reward.info)
         return score
+
+    # -- branching ---------------------------------------------------------------------------------------------------
+
+    async def branch(self, n: int = 1) -> list[Session]:
+        """`n` sessions that go on from here, each on a copy of the instance and with a copy of the trajectory.
+
+        They have begun, and are released when they are left: use each with `async with`, or see `branches`. They
+        outlive this one. Where the copies could not be made, all of them are `done` and have the `error`; this one is
+        as it was. With a client that was told to raise, raises CallFailed.
+        """
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n!r}")
+        memory = self._remember()
+        # Chosen here, so that they can be released whatever becomes of the call.
+        ids = [uuid.uuid4().hex for _ in range(n)]
+        try:
+            made = await self._client.fork(self.instance_id, n, ids)
+        except BaseException:
+            await self._client.release_soon(*ids)
+            raise
+        branches = [self._branch(instance_id, memory) for instance_id in ids]
+        if made.error is not None:
+            for branch in branches:
+                branch._fail(made.error)
+        return branches
+
+    @contextlib.asynccontextmanager
+    async def branches(self, n: int = 1) -> AsyncIterator[list[Session]]:
+        """`async with session.branches(8) as branches`: as `branch`; all of them are released at its end."""
+        made = await self.branch(n)
+        try:
+            yield made
+        finally:
+            await self._client.release_soon(*(branch.instance_id for branch in made))
+
+    def _branch(self, instance_id: str, memory: _Memory) -> Session:
+        branch = Session(
+            self._client,
+            self.env_type,
+            self.task_id,
+            params=self._params,
+            instance_id=instance_id,
+            patience=self._patience,
+        )
+        branch._is_branch = True
+        branch._recall(memory)
+        branch.trajectory.instance_id = instance_id
+        if "instance_id" in branch.trajectory.info:
+            branch.trajectory.info["instance_id"] = instance_id
+        return branch
+
+    async def checkpoint(self, *, keep: bool = False, ttl: float | None = None) -> str:
+        """Save the episode as it stands: an id for `restore`; see `EnvClient.checkpoint`.
+
+        A failure ends the episode, as of a step; the id is empty then.
+        """
+        memory = self._remember()
+        made = await self._client.checkpoint(self.instance_id, keep, ttl)
+        if made.get("info", {}).get("fallback"):
+            self._fail(made["info"]["error"])
+        else:
+            self._checkpoints[made["checkpoint"]] = memory
+        return str(made["checkpoint"])
+
+    async def restore(self, checkpoint: str) -> None:
+        """Go back to a checkpoint of this session: the instance, and state, done, reward, error and trajectory.
+
+        As often as one likes, and from an episode that has ended or failed, too. A failure ends the episode.
+        """
+        memory = self._checkpoints.get(checkpoint)
+        if memory is None:
+            self.fail("bad_request", f"this session has no checkpoint {checkpoint!r}")
+            return
+        restored = await self._client.restore(self.instance_id, checkpoint)
+        if restored.get("info", {}).get("fallback"):
+            self._fail(restored["info"]["error"])
+        else:
+            self._recall(memory)
+
+    def _remember(self) -> _Memory:
+        now = _Memory(self.state, self.done, self.reward, self.error, self.trajectory)
+        return copy.deepcopy(now)
+
+    def _recall(self, memory: _Memory) -> None:
+        then = copy.deepcopy(memory)
+        self.state, self.done, self.reward = then.state, then.done, then.reward
+        self.error, self.trajectory = then.error, then.trajectory
+
+    # -- looking, failing --------------------------------------------------------------------------------------------
 
     def messages(self) -> list[Message]:
         """The whole conversation so far, as an agent wants it."""

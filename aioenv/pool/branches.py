@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from aioenv.errors import AioenvError, BadRequest, EnvError, InstanceConflict, InstanceGone, InternalError
+from aioenv.errors import AioenvError, BadRequest, EnvError, InstanceConflict, InstanceGone, InternalError, StepTimeout
 from aioenv.pool.instance import Instance
 from aioenv.pool.process import WorkerDied, WorkerProcess
 from aioenv.pool.replay import Reply
@@ -96,7 +96,13 @@ class Branches:
                 queued, step = source.call_began - began, source.steps
                 for branch in branches:
                     await self._copy(process, source.folder, branch)
-            await asyncio.gather(*(branch.wake(step) for branch in branches))
+            try:
+                await asyncio.gather(*(branch.wake(step) for branch in branches))
+                for branch in branches:
+                    branch.raise_if_dead()
+            except (InstanceGone, StepTimeout) as death:
+                # To the caller it never lived, and the source is well.
+                raise EnvError(f"a copy of instance {source.id} died before it was there: {death}") from None
         except BaseException as error:
             await self._pool.end_branches(branches, "it could not be forked")
             raise _told(error, source) from None
@@ -204,6 +210,7 @@ class Branches:
             await self._pool.take_slot(branch)
             await self._copy(checkpoint.process, checkpoint.folder, branch)
             await branch.wake(checkpoint.steps)
+            branch.raise_if_dead()
         except BaseException as error:
             await self._pool.end_branches([branch], "it could not be restored")
             raise _told(error, branch) from None

@@ -114,6 +114,11 @@ class Instance:
         await self.within(self._limits.create_timeout, "fork", self.process.call("wake", instance_id=self.id))
         self.steps = steps
 
+    def raise_if_dead(self) -> None:
+        """For a copy that woke, maybe a while ago. Raises InstanceGone."""
+        if self.life.state is not State.STARTING:
+            raise self.gone_error()
+
     def has_begun(self) -> None:
         """A copy takes calls from here on."""
         self.life.to(State.READY)

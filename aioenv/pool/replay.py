@@ -8,7 +8,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from aioenv.errors import AioenvError, InstanceConflict
+from aioenv.errors import AioenvError, Busy, InstanceConflict
 
 # Of the latest replies so many are kept, together of so many bytes, the very last one whatever its size. The client
 # of an instance asks again for its last call, or for one of a few that ran at once.
@@ -106,6 +106,9 @@ class Replays:
     def finish(self, request_id: str, outcome: Reply | AioenvError) -> None:
         call = self._calls[request_id]
         call.finish(outcome)
+        if isinstance(outcome, Busy):  # it did not run: asked again, it may
+            del self._calls[request_id]
+            return
         self._kept[request_id] = call
         self._bytes += call.size
         self._shrink(KEPT_BYTES, 1)

@@ -42,6 +42,8 @@ class GroupEnv(BaseEnv):
         self.events.append("after_fork")
         if self.notes[-1:] == ["breaks"] and os.getpid() != self.lives_in:
             raise RuntimeError("raised in a copy")
+        if self.notes[-1:] == ["dies"] and os.getpid() != self.lives_in:
+            os._exit(4)
 
     def step(self, action: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
         if action.get("content") == "exit":
