@@ -89,6 +89,7 @@ class Branches:
                 raise InstanceConflict(f"instance {name} exists already")
         branches = [self._pool.new_branch(name, source) for name in ids]
         began = time.monotonic()
+        waking: list[asyncio.Task[None]] = []
         try:
             for branch in branches:
                 await self._pool.take_slot(branch)
@@ -96,14 +97,19 @@ class Branches:
                 queued, step = source.call_began - began, source.steps
                 for branch in branches:
                     await self._copy(process, source.folder, branch)
+                    # While the next is copied, or the source goes on.
+                    waking.append(asyncio.create_task(branch.wake(step)))
             try:
-                await asyncio.gather(*(branch.wake(step) for branch in branches))
+                await asyncio.gather(*waking)
                 for branch in branches:
                     branch.raise_if_dead()
             except (InstanceGone, StepTimeout) as death:
                 # To the caller it never lived, and the source is well.
                 raise EnvError(f"a copy of instance {source.id} died before it was there: {death}") from None
         except BaseException as error:
+            for task in waking:
+                task.cancel()
+            await asyncio.gather(*waking, return_exceptions=True)
             await self._pool.end_branches(branches, "it could not be forked")
             raise _told(error, source) from None
         for branch in branches:

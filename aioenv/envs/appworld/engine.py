@@ -102,23 +102,33 @@ def rest(world: Any) -> None:
 
 
 def wake(world: Any, experiment_name: str) -> None:
-    """After a fork, in the copy: a client of its own, and output folders below the root of now."""
-    from appworld.apps import model_lib
+    """After a fork: a client of its own, and in a copy output folders below the root of now."""
     from appworld.common.path_store import path_store
     from starlette.testclient import TestClient
 
     requester = world.requester
     requester.client = requester.clients[requester.apps] = TestClient(requester.client.app).__enter__()
-    # Paths below the root of the world that this is a copy of, which may be gone soon.
+    outputs = os.path.join(path_store.experiment_outputs, experiment_name)
+    if outputs != world.base_output_directory:
+        _move_outputs(world, experiment_name, outputs)
+    random.setstate(world.random_state)
+
+
+def _move_outputs(world: Any, experiment_name: str, outputs: str) -> None:
+    """In a copy: its paths are below the root of the world that it is a copy of, which may be gone soon."""
+    from appworld.apps import model_lib
+
     model_lib.get_db_home_path.cache_clear()
     world.models_from_db_home_path = model_lib.get_db_home_path("disk", "task_input", world.task_id)
-    old, new = world.base_output_directory, os.path.join(path_store.experiment_outputs, experiment_name)
-    world.experiment_name, world.base_output_directory = experiment_name, new
+    old, copied = world.base_output_directory, os.path.join(os.path.dirname(outputs), world.experiment_name)
+    world.experiment_name, world.base_output_directory = experiment_name, outputs
     for name, value in vars(world).items():
         if isinstance(value, str) and value.startswith(old + os.sep):
-            setattr(world, name, new + value.removeprefix(old))
-    world._prepare_directories()
-    random.setstate(world.random_state)
+            setattr(world, name, outputs + value.removeprefix(old))
+    if os.path.isdir(copied):  # with the folder of a live world; that of a group's template is not copied
+        os.rename(copied, outputs)
+    else:
+        world._prepare_directories()
 
 
 def _share_databases() -> None:
