@@ -73,3 +73,14 @@ def test_overhead_compares_the_two(tmp_path: Path) -> None:
         assert entry["rate_ratio"] is not None
         assert entry["echo"].keys() == entry["bare"].keys() >= {"requests_per_second", "p50_us", "p95_us"}
     assert "at 3 connections" in text
+
+
+def test_branches_are_compared_with_creates(demo_root: Path, tmp_path: Path) -> None:
+    options = ("--root", str(demo_root), "--repeats", "2", "--bursts", "1", "--at-once", "2", "--steps", "1")
+    text, results = run("branch.py", *options, file=tmp_path / "branch.json")
+    assert results["kinds"].keys() == {"branch", "create"}
+    for figures in results["kinds"].values():
+        assert figures["worlds"] == 2
+        assert figures["private_mib"] > 0
+    assert results["ratios"].keys() == {"p50_ms", "p95_ms", "at_once_p50_ms", "at_once_max_ms", "private_mib"}
+    assert "to the first answered step" in text
