@@ -123,7 +123,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group = "appworld" if fixtures & {"demo_build", "demo_root", "engine_twins"} else item.path.name
         item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
-        first = ("appworld", "test_chaos.py", "test_misbehaviour.py")
+        first = ("appworld", "test_demo_data.py", "test_chaos.py", "test_misbehaviour.py")
         ranks = {group: rank for rank, group in enumerate(first)}
         items.sort(key=lambda item: ranks.get(next(item.iter_markers("xdist_group")).args[0], len(first)))
 
