@@ -33,6 +33,17 @@ async def run(code: str, **names: Any) -> dict[str, Any]:
     return variables
 
 
+async def test_branches(appworld: Caller, appworld_url: str) -> None:
+    (code,) = python_blocks("## Branches")
+    async with EnvClient(appworld_url) as client:
+        task_id = (await client.get_env_profile("appworld"))[0]
+        async with client.session("appworld", task_id) as session:
+            variables = await run(code, session=session, agent=agent)
+            assert [branch.error for branch in variables["branches"]] == [None] * 4
+            assert all(branch.done for branch in variables["branches"])
+            assert (session.error, session.done, len(session.trajectory.steps)) == (None, False, 0)
+
+
 async def agent(messages: list[Message]) -> str:
     assert messages[0].role == "system"
     return GIVE_UP

@@ -75,6 +75,7 @@ class Branches:
         self._ttl = ttl
         self._checkpoints: dict[str, Checkpoint] = {}
         self._endings: set[asyncio.Task[None]] = set()
+        self._coming: set[Path] = set()  # of copies about to be born, which nobody else knows
 
     # -- fork --------------------------------------------------------------------------------------------------------
 
@@ -140,8 +141,15 @@ class Branches:
         branch.folder = self._pool.new_folder(branch.id)
         if folder is not None:
             await asyncio.to_thread(copy_folder, folder, branch.folder)
-        copy = await process.fork(f"instance {branch.id}", branch.folder, self._pool.confinement)
-        self._pool.attach(branch, copy)
+        self._pool.attach(branch, await self._born(process, f"instance {branch.id}", branch.folder))
+
+    async def _born(self, process: WorkerProcess, name: str, folder: Path) -> WorkerProcess:
+        """A copy of `process`, spared by the sweep for strays until it is known."""
+        self._coming.add(folder)
+        try:
+            return await process.fork(name, folder, self._pool.confinement)
+        finally:
+            self._coming.discard(folder)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -160,7 +168,7 @@ class Branches:
                 queued, step = source.call_began - began, source.steps
                 if source.folder is not None:
                     await asyncio.to_thread(copy_folder, source.folder, folder)
-                copy = await process.fork(f"checkpoint {name} of {source.id}", folder, self._pool.confinement)
+                copy = await self._born(process, f"checkpoint {name} of {source.id}", folder)
         except BaseException as error:
             self._pool.give_room_back()
             await asyncio.to_thread(remove, folder)
@@ -184,34 +192,21 @@ class Branches:
         copy.ended.add_done_callback(lambda _: self._drop(made))
         return Reply(orjson.dumps(made.describe(now)), queued, now - began - queued)
 
-    async def restore(self, instance_id: str, instance: Instance | None, name: str | None) -> Reply:
-        """Put an instance back to a checkpoint of its own, its latest if none is named.
+    async def restore(self, instance: Instance, name: str | None) -> Reply:
+        """Put a living instance back to a checkpoint of its own, its latest if none is named.
 
-        One that is gone comes back, if the checkpoint was kept. Raises BadRequest for what is no checkpoint of it,
-        AtCapacity, EnvError, InstanceGone.
+        Raises as `find`, and EnvError, InstanceGone.
         """
-        checkpoint = self._find(instance_id, name)
+        checkpoint = self.find(instance.id, name)
         checkpoint.used = began = time.monotonic()
-        if instance is None:
-            await self._revive(checkpoint)
-            queued = 0.0
-        else:
-            async with instance.hold("restore"):
-                queued = instance.call_began - began
-                await self._put_back(instance, checkpoint)
-        data = {"instance_id": instance_id, "checkpoint": checkpoint.id, "step": checkpoint.steps}
-        return Reply(orjson.dumps(data), queued, time.monotonic() - began - queued)
+        async with instance.hold("restore"):
+            queued = instance.call_began - began
+            await self._put_back(instance, checkpoint)
+        return _restored(checkpoint, began, queued)
 
-    def _find(self, instance_id: str, name: str | None) -> Checkpoint:
-        own = self.of(instance_id)
-        found = [one for one in own if name is None or one.id == name]
-        if not found:
-            what = "no checkpoint" if name is None else f"no checkpoint {name!r}"
-            raise BadRequest(f"instance {instance_id} has {what}; it has: {', '.join(one.id for one in own) or 'none'}")
-        return found[-1]
-
-    async def _revive(self, checkpoint: Checkpoint) -> None:
-        branch = self._pool.new_branch(checkpoint.instance_id, checkpoint)
+    async def revive(self, branch: Instance, checkpoint: Checkpoint) -> Reply:
+        """Let an instance that is gone begin anew, as `branch`. Raises AtCapacity, EnvError, InstanceGone."""
+        checkpoint.used = began = time.monotonic()
         try:
             await self._pool.take_slot(branch)
             await self._copy(checkpoint.process, checkpoint.folder, branch)
@@ -221,13 +216,23 @@ class Branches:
             await self._pool.end_branches([branch], "it could not be restored")
             raise _told(error, branch) from None
         branch.has_begun()
+        return _restored(checkpoint, began, 0.0)
+
+    def find(self, instance_id: str, name: str | None) -> Checkpoint:
+        """A checkpoint of this instance. Raises BadRequest where it has no such one."""
+        own = self.of(instance_id)
+        found = [one for one in own if name is None or one.id == name]
+        if not found:
+            what = "no checkpoint" if name is None else f"no checkpoint {name!r}"
+            raise BadRequest(f"instance {instance_id} has {what}; it has: {', '.join(one.id for one in own) or 'none'}")
+        return found[-1]
 
     async def _put_back(self, instance: Instance, checkpoint: Checkpoint) -> None:
         """The copy takes the place of the instance's process when it is awake; until then the instance is as it was."""
         folder = self._pool.new_folder(instance.id, beside=True)
         try:
             await asyncio.to_thread(copy_folder, checkpoint.folder, folder)
-            copy = await checkpoint.process.fork(f"instance {instance.id}", folder, self._pool.confinement)
+            copy = await self._born(checkpoint.process, f"instance {instance.id}", folder)
             try:
                 await asyncio.wait_for(copy.call("wake", instance_id=instance.id), PAUSE_LIMIT)
             except BaseException:
@@ -260,7 +265,8 @@ class Branches:
         return [one.describe(now) for one in self._checkpoints.values()]
 
     def folders(self) -> Iterable[Path]:
-        return [one.folder for one in self._checkpoints.values()]
+        """Of checkpoints, and of copies about to be born."""
+        return [*self._coming, *(one.folder for one in self._checkpoints.values())]
 
     def instance_ended(self, instance_id: str) -> None:
         for one in self.of(instance_id):
@@ -289,6 +295,11 @@ class Branches:
             self._drop(one)
         while self._endings:
             await asyncio.wait(self._endings)
+
+
+def _restored(checkpoint: Checkpoint, began: float, queued: float) -> Reply:
+    data = {"instance_id": checkpoint.instance_id, "checkpoint": checkpoint.id, "step": checkpoint.steps}
+    return Reply(orjson.dumps(data), queued, time.monotonic() - began - queued)
 
 
 def _told(error: BaseException, source: Instance) -> BaseException:

@@ -329,7 +329,11 @@ class Pool:
         return await source.once(request_id, what, lambda: self.branches.checkpoint(source, keep, ttl))
 
     async def restore(self, instance_id: str, checkpoint: str | None, request_id: str | None = None) -> Reply:
-        """Put an instance back to a checkpoint. Raises as `Branches.restore`, and UnknownInstance."""
+        """Put an instance back to a checkpoint. One that is gone comes back, if the checkpoint was kept.
+
+        Raises as `Branches.restore` and `revive`, and UnknownInstance.
+        """
+        what = call_print("restore", {}, {"checkpoint": checkpoint})
         instance = self._instances.get(instance_id)
         if instance is not None and instance.life.state in (State.CLOSING, State.ENDED):
             await instance.gone.wait()
@@ -337,9 +341,11 @@ class Pool:
         if instance is None:
             if not self.branches.of(instance_id):
                 self._raise_missing(instance_id)
-            return await self.branches.restore(instance_id, None, checkpoint)
-        living, what = instance, call_print("restore", {}, {"checkpoint": checkpoint})
-        return await living.once(request_id, what, lambda: self.branches.restore(living.id, living, checkpoint))
+            found = self.branches.find(instance_id, checkpoint)
+            branch = self.new_branch(instance_id, found)
+            return await branch.once(request_id, what, lambda: self.branches.revive(branch, found))
+        living = instance
+        return await living.once(request_id, what, lambda: self.branches.restore(living, checkpoint))
 
     def forkable(self, env: str) -> bool:
         return self._templates[env].forkable
