@@ -166,7 +166,7 @@ async def test_a_root_process_that_was_killed_is_replaced(odd: Server) -> None:
     root = psutil.Process(template).ppid()
     os.kill(root, signal.SIGKILL)
     async with asyncio.timeout(20):
-        while odd.pool._living_root().pid == root:
+        while odd.pool.nursery.root().pid == root:
             await asyncio.sleep(0.02)
     os.kill(template, signal.SIGKILL)
     async with asyncio.timeout(20):

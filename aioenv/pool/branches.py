@@ -147,7 +147,7 @@ class Branches:
         """A copy of `process`, spared by the sweep for strays until it is known."""
         self._coming.add(folder)
         try:
-            return await process.fork(name, folder, self._pool.confinement)
+            return await process.fork(name, folder, self._pool.nursery.confinement)
         finally:
             self._coming.discard(folder)
 
@@ -249,7 +249,7 @@ class Branches:
         assert old is not None
         old.kill("restored to a checkpoint")
         await asyncio.shield(old.ended)
-        await self._pool.sweep()
+        await self._pool.nursery.sweep()
         if old_folder is not None:
             await asyncio.to_thread(remove, old_folder)
 

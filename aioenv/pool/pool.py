@@ -9,14 +9,12 @@ import os
 import shutil
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from aioenv.config import Settings
-from aioenv.envs.registry import EnvSpec, find_env, known_envs
 from aioenv.errors import (
     AioenvError,
     AtCapacity,
@@ -27,42 +25,23 @@ from aioenv.errors import (
     InstanceConflict,
     InstanceGone,
     InternalError,
-    Starting,
-    UnknownEnv,
-    UnknownInstance,
 )
 from aioenv.linux import private_memory
 from aioenv.pool import jobs
 from aioenv.pool.branches import Branches, Checkpoint
 from aioenv.pool.confine import Confinement
-from aioenv.pool.groups import Groups
+from aioenv.pool.graves import Graves
 from aioenv.pool.instance import Instance, Messages, call_print, last_line
-from aioenv.pool.process import WorkerDied, WorkerProcess, start_root
-from aioenv.pool.replay import Replays, Reply
+from aioenv.pool.nursery import Nursery
+from aioenv.pool.process import WorkerProcess
+from aioenv.pool.replay import Reply
 from aioenv.pool.scratch import Scratch, remove
 from aioenv.pool.slots import Slots
 from aioenv.pool.state import State
-from aioenv.pool.template import Template
 
 log = logging.getLogger("aioenv.pool")
 
-# What ended is remembered so long, in seconds, and so many at most.
-TOMBSTONE_TTL = 3600.0
-TOMBSTONES = 10_000
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
-# How often what worlds left behind is looked for again, as it may make more of its kind, and seconds in between.
-SWEEP_ROUNDS, SWEEP_PAUSE = 50, 0.02
-
-
-@dataclass
-class Tombstone:
-    """What is remembered of an instance that ended."""
-
-    ended_at: float
-    cause: str
-    created_by: str | None  # the request_id of its create
-    released_by: str | None
-    replays: Replays
 
 
 class Pool:
@@ -71,26 +50,18 @@ class Pool:
     def __init__(self, settings: Settings) -> None:
         """Raises UnknownEnv where an env of the settings does not exist. Starts nothing."""
         self.settings = settings
-        known = known_envs(settings.env_dir, settings.env_file)
-        self._specs: dict[str, EnvSpec] = {name: find_env(name, known) for name in settings.envs}
-        self._templates: dict[str, Template] = {}
         self._instances: dict[str, Instance] = {}
-        self._tombstones: OrderedDict[str, Tombstone] = OrderedDict()
+        self._graves = Graves()
         limits = settings.limits
         confinement = Confinement(limits.memory, limits.open_files, limits.disk, limits.max_answer)
-        self.confinement = asdict(confinement)
-        self._groups = Groups(settings.group_templates, settings.group_ttl, limits.create_timeout, self.confinement)
+        self.nursery = Nursery(settings, asdict(confinement), self._living_folders)
         self.branches = Branches(self, settings.checkpoint_ttl)
         self._slots = Slots(limits.max_instances, limits.create_queue, limits.queue_timeout)
         self._admission = asyncio.Semaphore(len(os.sched_getaffinity(0)))
-        self._jobs = jobs.Jobs()
-        # For bodies that are too large for the event loop. Apart from the other jobs, which may take long.
+        # For bodies that are too large for the event loop. Apart from jobs of envs, which may take long.
         self.bodies = jobs.Jobs()
-        self._root: WorkerProcess | None = None
         self._endings: set[asyncio.Task[None]] = set()
         self._draining = False
-        self._next_sweep: asyncio.Task[None] | None = None
-        self._sweep_lock = asyncio.Lock()
         self._scratch: Scratch | None = None
 
     # -- for watch.py ------------------------------------------------------------------------------------------------
@@ -98,9 +69,14 @@ class Pool:
     def living(self) -> list[Instance]:
         return list(self._instances.values())
 
+    def _living_folders(self) -> list[str]:
+        """Of worlds whose process lives, and of those that sleep."""
+        worlds = [one.folder for one in self.living() if one.process and not one.process.ended.done()]
+        return [str(folder) for folder in [*worlds, *self.branches.folders()]]
+
     def family(self) -> tuple[int, set[int]]:
         """The root's pid, and those of all processes that are known here."""
-        root = self._living_root()
+        root = self.nursery.root()
         return root.pid, root.family
 
     def kill(self, instance_id: str, pid: int, cause: str) -> None:
@@ -138,40 +114,7 @@ class Pool:
         """Prepare and load all envs. Raises EnvError, with the traceback, where one can't be."""
         assert self._scratch is not None
         await asyncio.to_thread(self._scratch.remove_leftovers)
-        self._root = await self._start_root()
-        await asyncio.gather(*(self._start_env(spec) for spec in self._specs.values()))
-
-    async def _start_root(self) -> WorkerProcess:
-        root = await start_root()
-        root.ended.add_done_callback(lambda _: self._root_ended(root))
-        return root
-
-    def _root_ended(self, root: WorkerProcess) -> None:
-        """Somebody killed it. Templates and worlds live on, but new templates need a root."""
-        if self._draining or root is not self._root:
-            return
-        log.error("the root process is gone (%s); starting another", root.ended.result())
-
-        async def restart() -> None:
-            self._root = await self._start_root()
-
-        task = asyncio.create_task(restart())
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
-
-    async def _start_env(self, spec: EnvSpec) -> None:
-        environ = await self._jobs.run(jobs.prepare_env, spec.to_dict(), self.settings.env_options)
-        folder = self.scratch / "templates" / _folder_name(spec.name)
-        template = Template(spec, environ, folder, self._living_root)
-        try:
-            await template.load()
-        except WorkerDied as death:
-            raise InternalError(f"env {spec.name} could not be loaded: {death}") from None
-        self._templates[spec.name] = template
-
-    def _living_root(self) -> WorkerProcess:
-        assert self._root is not None
-        return self._root
+        await self.nursery.start(self.scratch)
 
     async def close(self) -> None:
         """End all: worlds, templates, jobs, folders. Calls that run may end first, within `stop_grace`."""
@@ -187,13 +130,8 @@ class Pool:
         while self._endings:
             await asyncio.wait(self._endings)
         await self.branches.close()
-        await self._groups.close()
-        await asyncio.gather(*(template.close() for template in self._templates.values()))
-        await self._jobs.close()
+        await self.nursery.close()
         await self.bodies.close()
-        if self._root is not None:
-            self._root.kill("the server shut down")
-            await self._root.ended
         if self._scratch is not None:
             await asyncio.to_thread(self._scratch.close)
 
@@ -216,9 +154,7 @@ class Pool:
         ended), AtCapacity, Starting, Draining, EnvError, StepTimeout. Where it raises, nothing is left of the
         instance. Cancelling it does not end the creation.
         """
-        env = env or self.settings.envs[0]
-        if env not in self._specs:
-            raise UnknownEnv(f"unknown env {env!r}; this server has: {', '.join(self._specs)}")
+        env = self.nursery.name_of(env)
         if instance_id is None:
             # The same for the same call, so that asking again makes no second one.
             instance_id = uuid.uuid5(uuid.NAMESPACE_OID, request_id).hex if request_id else uuid.uuid4().hex
@@ -232,24 +168,19 @@ class Pool:
                 same_call = request_id is not None and existing.request_id == request_id
                 return reply.replayed() if same_call else reply
             await existing.gone.wait()
-        tombstone = self._tombstones.get(instance_id)
-        if tombstone is not None and request_id is not None and tombstone.created_by == request_id:
-            raise InstanceGone(f"instance {instance_id} is gone: {tombstone.cause}")
-        self._refuse_if_not_ready(env)
+        if self._graves.created_by(instance_id, request_id):
+            self._graves.raise_missing(instance_id)
+        if self._draining:
+            raise _draining()
+        self.nursery.template(env)
         self._slots.refuse_if_full()
         limits = self.settings.limits
         instance = Instance(instance_id, env, task_id, params, limits, self.bodies, request_id)
         instance.hung_up.append(hung_up)
         self._instances[instance_id] = instance
-        self._tombstones.pop(instance_id, None)
+        self._graves.forget(instance_id)
         instance.initial = asyncio.create_task(self._begin(instance))
         return await asyncio.shield(instance.initial)
-
-    def _refuse_if_not_ready(self, env: str) -> None:
-        if self._draining:
-            raise _draining()
-        if env not in self._templates:
-            raise Starting(f"env {env} is being loaded")
 
     async def _begin(self, instance: Instance) -> Reply:
         asked = time.monotonic()
@@ -299,16 +230,10 @@ class Pool:
         return error
 
     async def _make_world(self, instance: Instance) -> Reply:
-        """By the shortest way: a copy of the group's world, else a fork of the env's template."""
-        template, folder = self._templates[instance.env], instance.folder
-        assert folder is not None
-        name = f"instance {instance.id}"
-        if self._groups.serves(template):
-            process, initial = await self._groups.fork(
-                template, instance.task_id, instance.params, name, folder, self.scratch
-            )
-        else:
-            process, initial = await template.fork(name, folder, self.confinement), None
+        assert instance.folder is not None
+        process, initial = await self.nursery.fork(
+            instance.env, instance.task_id, instance.params, f"instance {instance.id}", instance.folder
+        )
         self.attach(instance, process)
         return await instance.begin(process, initial)
 
@@ -340,7 +265,7 @@ class Pool:
             instance = self._instances.get(instance_id)
         if instance is None:
             if not self.branches.of(instance_id):
-                self._raise_missing(instance_id)
+                self._graves.raise_missing(instance_id)
             found = self.branches.find(instance_id, checkpoint)
             branch = self.new_branch(instance_id, found)
             return await branch.once(request_id, what, lambda: self.branches.revive(branch, found))
@@ -348,7 +273,7 @@ class Pool:
         return await living.once(request_id, what, lambda: self.branches.restore(living, checkpoint))
 
     def forkable(self, env: str) -> bool:
-        return self._templates[env].forkable
+        return self.nursery.template(env).forkable
 
     def has(self, instance_id: str) -> bool:
         return instance_id in self._instances
@@ -361,7 +286,7 @@ class Pool:
         branch.branch_of = source.id if isinstance(source, Instance) else source.instance_id
         branch.initial = asyncio.get_running_loop().create_future()
         self._instances[instance_id] = branch
-        self._tombstones.pop(instance_id, None)
+        self._graves.forget(instance_id)
         return branch
 
     def new_folder(self, instance_id: str, beside: bool = False) -> Path:
@@ -395,14 +320,8 @@ class Pool:
     def _living(self, instance_id: str) -> Instance:
         instance = self._instances.get(instance_id)
         if instance is None:
-            self._raise_missing(instance_id)
+            self._graves.raise_missing(instance_id)
         return instance
-
-    def _raise_missing(self, instance_id: str) -> NoReturn:
-        tombstone = self._tombstones.get(instance_id)
-        if tombstone is not None:
-            raise InstanceGone(f"instance {instance_id} is gone: {tombstone.cause}")
-        raise UnknownInstance(f"there is no instance {instance_id}; GET /instances lists those that live")
 
     async def call(
         self, op: str, instance_id: str, messages: Messages, params: dict[str, Any], request_id: str | None = None
@@ -417,10 +336,9 @@ class Pool:
         self, op: str, instance_id: str, messages: Messages, params: dict[str, Any], request_id: str | None
     ) -> Reply:
         """Of an instance that is not here (any more): what was answered before, or why it is not."""
-        tombstone = self._tombstones.get(instance_id)
-        before = tombstone.replays.find(request_id) if tombstone and request_id else None
+        before = self._graves.call(instance_id, request_id)
         if before is None or request_id is None:
-            self._raise_missing(instance_id)
+            self._graves.raise_missing(instance_id)
         return await before.again(request_id, call_print(op, messages, params))
 
     async def release(self, instance_id: str, request_id: str | None = None) -> bool:
@@ -437,16 +355,15 @@ class Pool:
                     self._end_soon(instance, "released")
             await instance.gone.wait()
             return mine or (request_id is not None and instance.released_by == request_id)
-        tombstone = self._tombstones.get(instance_id)
-        return tombstone is not None and request_id is not None and tombstone.released_by == request_id
+        return self._graves.released_by(instance_id, request_id)
 
     def reap(self, now: float) -> list[str]:
         """End what has been idle for too long, or alive; the ids. Never one that is busy, or has a call waiting.
 
         Looking and marking happen in one go: a call comes before, and is served, or after, and is told.
         """
-        self._forget_tombstones(now)
-        self._groups.drop_idle(now)
+        self._graves.forget_old(now)
+        self.nursery.groups.drop_idle(now)
         self.branches.drop_old(now)
         ttl, most = self.settings.idle_ttl, self.settings.max_lifetime
         reaped = []
@@ -493,7 +410,7 @@ class Pool:
             if instance.died:
                 await instance.last_words()
             if instance.process is not None:
-                await self.sweep()  # before its folder goes: they may write there
+                await self.nursery.sweep()  # before its folder goes: they may write there
             await asyncio.to_thread(self._clear_folder, instance)
         except Exception:
             log.exception("ending instance %s left something behind", instance.id)
@@ -504,17 +421,10 @@ class Pool:
                 self._slots.give_back()
             self.branches.instance_ended(instance.id)
             if instance.has_lived:
-                self._bury(instance)
+                self._graves.bury(instance)
             instance.gone.set()
             if instance.process is not None:
                 self._log_end(instance)
-
-    def _bury(self, instance: Instance) -> None:
-        instance.replays.shrink_for_end()
-        self._tombstones[instance.id] = Tombstone(
-            time.monotonic(), instance.cause, instance.request_id, instance.released_by, instance.replays
-        )
-        self._forget_tombstones(time.monotonic())
 
     def _log_end(self, instance: Instance) -> None:
         life = instance.life
@@ -530,29 +440,6 @@ class Pool:
             instance.words_so_far,
         )
 
-    async def sweep(self) -> None:
-        """End what worlds whose process is gone left behind (daemons with a session of their own).
-
-        A sweep is for all who asked before it began.
-        """
-        if self._next_sweep is None:
-            self._next_sweep = asyncio.create_task(self._sweep_all())
-        await asyncio.shield(self._next_sweep)
-
-    async def _sweep_all(self) -> None:
-        async with self._sweep_lock:
-            self._next_sweep = None
-            try:
-                for _ in range(SWEEP_ROUNDS):
-                    living = [str(one.folder) for one in self.living() if one.process and not one.process.ended.done()]
-                    living += map(str, self.branches.folders())
-                    if not await self._living_root().sweep(living):
-                        return
-                    await asyncio.sleep(SWEEP_PAUSE)
-                log.warning("worlds left processes behind that go on making others")
-            except (WorkerDied, AioenvError) as error:
-                log.warning("could not look for processes that worlds left behind: %s", error)
-
     def _clear_folder(self, instance: Instance) -> None:
         """In a thread."""
         if instance.folder is None:
@@ -564,42 +451,20 @@ class Pool:
             shutil.move(instance.folder, kept)
         remove(instance.folder)
 
-    def _forget_tombstones(self, now: float) -> None:
-        while self._tombstones:
-            instance_id, tombstone = next(iter(self._tombstones.items()))
-            if now - tombstone.ended_at < TOMBSTONE_TTL and len(self._tombstones) <= TOMBSTONES:
-                break
-            del self._tombstones[instance_id]
-
     # -- looking -----------------------------------------------------------------------------------------------------
 
     async def task_ids(self, env: str | None, split: str, params: dict[str, Any]) -> list[str]:
         """Raises UnknownEnv, Starting, BadRequest, EnvError, InternalError."""
-        env = env or self.settings.envs[0]
-        if env not in self._specs:
-            raise UnknownEnv(f"unknown env {env!r}; this server has: {', '.join(self._specs)}")
-        template = self._templates.get(env)
-        if template is None:
-            raise Starting(f"env {env} is being loaded")
-        limit = self.settings.limits.create_timeout
-        spec, environ = template.spec.to_dict(), template.environ
-        found: list[str] = await self._jobs.run(jobs.query_list, spec, environ, split, params, limit=limit)
-        return found
-
-    @property
-    def _loaded(self) -> bool:
-        """All envs are, so that a create would be taken, if perhaps into the line."""
-        templates = self._templates
-        return not self._draining and all(env in templates and templates[env].ready for env in self._specs)
+        return await self.nursery.task_ids(self.nursery.name_of(env), split, params)
 
     def readiness(self) -> dict[str, Any]:
         """`GET /readyz`: whether a create would be taken now, and why not."""
-        reason = "ready"
+        reason, loaded = "ready", False
         try:
-            for env in self._specs:
-                self._refuse_if_not_ready(env)
-                if not self._templates[env].ready:
-                    raise Starting(f"env {env} is being loaded")
+            if self._draining:
+                raise _draining()
+            self.nursery.refuse_if_not_ready()
+            loaded = True  # so that a create would be taken, if perhaps into the line
             if self._slots.taken >= self._slots.limit:
                 raise AtCapacity(f"{self._slots.taken} instances live here, which is the limit: creates wait")
             if self._scratch is not None:
@@ -608,12 +473,12 @@ class Pool:
             reason = str(error)
         return {
             "ready": reason == "ready",
-            "loaded": self._loaded,
+            "loaded": loaded,
             "reason": reason,
             "instances": self._slots.taken,
             "limit": self._slots.limit,
             "queue": self._slots.waiting,
-            "group_templates": len(self._groups),
+            "group_templates": len(self.nursery.groups),
         }
 
     async def describe(self) -> list[dict[str, Any]]:
@@ -629,7 +494,3 @@ class Pool:
 
 def _draining() -> Draining:
     return Draining("the server is shutting down")
-
-
-def _folder_name(env: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in env)
