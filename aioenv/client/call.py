@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import os
 import random
 import time
 import uuid
@@ -22,7 +22,9 @@ logger = logging.getLogger("aioenv.client")
 
 # Its own, because trainers seed the global one: equal seeds on all ranks would make all ranks retry at the same
 # moments, and drawing from it would change what the trainer draws.
-uniform = random.Random().uniform
+_random = random.Random()
+os.register_at_fork(after_in_child=_random.seed)  # else forked workers would all draw the same, too
+uniform = _random.uniform
 
 
 class Caller:
@@ -99,7 +101,7 @@ class Caller:
                 outcome.code,
                 outcome.message,
             )
-            await asyncio.sleep(delay)
+            await self._transport.pause(delay)
 
     def _count(self, result: Any, tries: int, began: float) -> None:
         self.stats.seconds += time.monotonic() - began

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from aioenv.client import fallback, reply, request
+from aioenv.client import errorlog, fallback, reply, request
 from aioenv.client.call import Caller, uniform
 from aioenv.client.fallback import Branches, Score
 from aioenv.client.retry import Policy
@@ -95,6 +95,7 @@ class EnvClient:
         self._caller = Caller(self._transport, policy, timeout=drawn, raises=on_error == "raise", on_failure=on_failure)
         self._terminate_when_gone = terminate_when_gone
         self._releases: set[asyncio.Task[None]] = set()
+        errorlog.follow_environment()
 
     @property
     def base_url(self) -> str:

@@ -19,6 +19,7 @@ logger = logging.getLogger("aioenv.client")
 # Gets the conversation so far, gives the next action; None gives up. One that has to remember more than the
 # conversation can be made for each episode: see `make_agent` below.
 Agent = Callable[[list[Message]], Awaitable[Action | None]]
+CONCURRENCY = 16  # episodes at once, unless told otherwise
 # A task's id; or what has a `task_id`, and may have an `env_type` and `params`, such as a training schema's Task.
 TaskLike = Any
 
@@ -31,7 +32,7 @@ async def rollout(
     env_type: str = "appworld",
     params: Mapping[str, Any] | None = None,
     evaluate_params: Mapping[str, Any] | None = None,
-    concurrency: int = 16,
+    concurrency: int = CONCURRENCY,
     max_steps: int = 30,
     episode_timeout: float | None = None,
     make_agent: bool = False,

@@ -6,6 +6,7 @@ Every way in which an exchange can fail becomes a Failure here; the callers see 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import logging
 from collections.abc import Callable
@@ -30,16 +31,26 @@ class Transport:
 
     def __init__(self, base_url: str, *, token: str | None, connect_timeout: float) -> None:
         self.base_url = base_url.rstrip("/")
-        self.closed = False
+        self._closing = asyncio.Event()
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._connect_timeout = connect_timeout
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.keeps_replies = False  # not known to, until a reply says so
 
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, but not beyond the closing: who waits to try again is to hear of it at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
     async def close(self) -> None:
         """Close all connections, also those in use: such exchanges fail with `client_closed`. Harmless if repeated."""
-        self.closed = True
+        self._closing.set()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
