@@ -164,6 +164,30 @@ def test_a_session_plays_an_episode(url: str, client: EnvClient) -> None:
     assert session.trajectory.info["error"]["code"] == "deadline"
 
 
+def test_a_session_is_branched_and_goes_back(url: str, client: EnvClient) -> None:
+    with client.session("echo", "t") as session:
+        session.step("one")
+        saved = session.checkpoint()
+        with session.branches(2) as branches:
+            assert len(living(url)) == 3
+            for number, branch in enumerate(branches):
+                assert branch.step(f"branch {number}")["info"]["step"] == 2
+                assert [step.action.content for step in branch.trajectory.steps] == ["one", f"branch {number}"]
+        assert living(url) == [session.instance_id]
+        session.step("done")
+        assert session.done is True
+        session.restore(saved)
+        assert (session.done, len(session.trajectory.steps)) == (False, 1)
+        assert session.step("two")["info"]["step"] == 2
+        assert len(client.fork(session.instance_id, instance_ids=["a"])) == 1
+        assert (
+            client.restore(session.instance_id)["checkpoint"]
+            == client.restore(session.instance_id, saved)["checkpoint"]
+        )
+        assert client.release_instance("a") is True
+    assert client.wait_ready() is True
+
+
 def test_a_session_is_released_when_its_block_raises(url: str, client: EnvClient) -> None:
     session = client.session("echo", "t")
     with pytest.raises(ValueError, match="mine"), session:

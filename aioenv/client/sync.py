@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from aioenv.client import loopthread
 from aioenv.client.client import EnvClient as AsyncEnvClient
-from aioenv.client.fallback import Score
+from aioenv.client.fallback import Branches, Score
 from aioenv.client.rollout import TaskLike
 from aioenv.client.stats import OnFailure, Stats
 from aioenv.client.sync_rollout import Agent, rollout
@@ -195,18 +195,44 @@ class EnvClient:
         """What the env says of its tools (`/get_info`); fallback None."""
         return self._run(lambda client: client.get_tools_info(instance_id, messages, params, max_retry))
 
+    def fork(
+        self,
+        instance_id: str,
+        n: int = 1,
+        instance_ids: Iterable[str] | None = None,
+        max_retry: int | None = None,
+    ) -> Branches:
+        """Make `n` independent copies of a live instance, all or none: a list of {"instance_id", "task_id", "step"}.
+
+        With `instance_ids`, one for each of these. Fallback `[]`, with `.fallback` True and `.error`.
+        """
+        return self._run(lambda client: client.fork(instance_id, n, instance_ids, max_retry))
+
+    def checkpoint(
+        self, instance_id: str, keep: bool = False, ttl: float | None = None, max_retry: int | None = None
+    ) -> dict[str, Any]:
+        """Save a live instance as it stands: {"checkpoint": its id, "instance_id", "step", …}.
+
+        The fallback's "checkpoint" is empty, and its info marked.
+        """
+        return self._run(lambda client: client.checkpoint(instance_id, keep, ttl, max_retry))
+
+    def restore(self, instance_id: str, checkpoint: str | None = None, max_retry: int | None = None) -> dict[str, Any]:
+        """Put an instance back to a checkpoint of its own (None: the latest), any number of times."""
+        return self._run(lambda client: client.restore(instance_id, checkpoint, max_retry))
+
     def release_instance(self, instance_id: str, max_retry: int | None = None) -> bool:
         """End a world; fallback False. False is also what the service says of an unknown or already released id."""
         return self._run(lambda client: client.release_instance(instance_id, max_retry))
 
-    def release_soon(self, instance_id: str) -> None:
+    def release_soon(self, *instance_ids: str) -> None:
         """Release, for a `finally`: it goes on by itself where the waiting is interrupted, or it takes long.
 
         Raises nothing else: a failure is logged, and the service reaps what is idle.
         """
         with contextlib.suppress(loopthread.NoLoop):
             thread, client = self._enter()
-            thread.run(client.release_soon(instance_id))
+            thread.run(client.release_soon(*instance_ids))
 
     def session(
         self,
@@ -230,6 +256,13 @@ class EnvClient:
     def healthz(self, timeout: float = 10.0) -> bool:
         """Whether the service lives. One try; never raises."""
         return self._run(lambda client: client.healthz(timeout))
+
+    def wait_ready(self, timeout: float = 600.0) -> bool:
+        """Wait until the service has loaded its envs, which takes a while after its start. Never raises.
+
+        True as soon as it has, also where it is full: creates wait in line then. False after `timeout` seconds.
+        """
+        return self._run(lambda client: client.wait_ready(timeout))
 
     def ready(self, timeout: float = 10.0) -> bool:
         """Whether the service would take a create now. One try; never raises."""

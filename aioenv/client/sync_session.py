@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioenv.client import session
@@ -94,6 +95,36 @@ class Session:
     def evaluate(self, **params: Any) -> Score:
         """The env's score as it stands, which becomes the trajectory's reward; keywords are the call's params."""
         return self._run(lambda session: session.evaluate(**params))
+
+    def branch(self, n: int = 1) -> list[Session]:
+        """`n` sessions that go on from here, each on a copy of the instance and with a copy of the trajectory.
+
+        They have begun, and are released when they are left: use each with `with`, or see `branches`. Where the copies
+        could not be made, all of them are `done` and have the `error`.
+        """
+        return [self._over(made) for made in self._run(lambda session: session.branch(n))]
+
+    @contextlib.contextmanager
+    def branches(self, n: int = 1) -> Iterator[list[Session]]:
+        """`with session.branches(8) as branches`: as `branch`; all of them are released at its end."""
+        made = self.branch(n)
+        try:
+            yield made
+        finally:
+            self._client.release_soon(*(branch.instance_id for branch in made))
+
+    def checkpoint(self, *, keep: bool = False, ttl: float | None = None) -> str:
+        """Save the episode as it stands: an id for `restore`; empty after a failure, which ends the episode."""
+        return self._run(lambda session: session.checkpoint(keep=keep, ttl=ttl))
+
+    def restore(self, checkpoint: str) -> None:
+        """Go back to a checkpoint of this session: the instance, and state, done, reward, error and trajectory."""
+        self._run(lambda session: session.restore(checkpoint))
+
+    def _over(self, made: session.Session) -> Session:
+        twin = object.__new__(Session)
+        twin._client, twin._session = self._client, made
+        return twin
 
     def messages(self) -> list[Message]:
         """The whole conversation so far, as an agent wants it."""
