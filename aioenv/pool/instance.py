@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import orjson
 
@@ -160,7 +160,7 @@ class Instance:
         if self.initial is not None and not self.initial.done():
             await asyncio.wait([self.initial])
         async with self.turn:  # not `hold`, which costs each step more
-            process = await self._begin_call(op)
+            process = self._begin_call(op) or await self._raise_gone()
             queued = self.call_began - asked
             try:
                 data = await self.within(limit, op, process.call(op, messages=messages, params=params))
@@ -173,10 +173,12 @@ class Instance:
             step = self._count(op)
         ran = self.last_used - self.call_began
         try:
-            if op == "step":
+            if op != "step":
+                reply = await self._shape(replies.score if op == "evaluate" else replies.any_data, data)
+            elif isinstance(data, Unread):
                 reply = await self._shape(replies.step_reply, data, self.id, self.task_id, step)
             else:
-                reply = await self._shape(replies.score if op == "evaluate" else replies.any_data, data)
+                reply = replies.step_reply(data, self.id, self.task_id, step)
         except EnvError as error:
             self._log_raised(op, error)
             raise
@@ -189,22 +191,25 @@ class Instance:
         if self.initial is not None and not self.initial.done():
             await asyncio.wait([self.initial])
         async with self.turn:
-            process = await self._begin_call(op)
+            process = self._begin_call(op) or await self._raise_gone()
             try:
                 yield process
             finally:
                 self._end_call()
 
-    async def _begin_call(self, op: str) -> WorkerProcess:
-        """By who has the turn. Raises InstanceGone."""
-        if not self.life.takes_calls or self.process is None:
-            if self.died:
-                await self.last_words()
-            raise self.gone_error()
+    def _begin_call(self, op: str) -> WorkerProcess | None:
+        """By who has the turn; None where it takes no calls any more."""
+        if not self.life.takes_calls:
+            return None
         self.life.to(State.BUSY)
         self.call_in_flight = op
         self.call_began = time.monotonic()
         return self.process
+
+    async def _raise_gone(self) -> NoReturn:
+        if self.died:
+            await self.last_words()
+        raise self.gone_error()
 
     def _end_call(self) -> None:
         self.call_in_flight = None

@@ -102,7 +102,7 @@ class Routes:
         )
 
     async def step(self, request: Request, _: HungUp) -> Reply:
-        return await self._call("step", request)
+        return await self.pool.call("step", request.instance, request.messages, request.params, request.request_id)
 
     async def evaluate(self, request: Request, _: HungUp) -> Reply:
         return await self._call("evaluate", request)
@@ -139,7 +139,7 @@ def _post(route: Route, pool: Pool, headers: dict[str, str]) -> Handler:
         if isinstance(reply, web.Response):
             return reply
         # With the time in the queue and in the world, in milliseconds (https://www.w3.org/TR/server-timing/).
-        timing = f"queue;dur={reply.queued * 1000:.3f}, world;dur={reply.ran * 1000:.3f}"
+        timing = "queue;dur=%.3f, world;dur=%.3f" % (reply.queued * 1000, reply.ran * 1000)  # noqa: UP031 - the fastest
         told = {**headers, "Server-Timing": timing}
         if len(reply.data) <= LARGE:
             return web.Response(body=b"".join((_BEFORE, reply.data, _AFTER)), headers=told)
